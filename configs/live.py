@@ -9,6 +9,7 @@ All changes so far travel with the run, so they hold nothing that has no effect:
 nothing is dropped, however many there are.
 """
 
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -94,7 +95,7 @@ def changed(
     if fixed := [key for key in keys if not _is_one_of(key, LIVE_KEYS)]:
         raise ConfigError(
             [
-                _problem(key, None, f"{unknown_key(key) or rest} ({may})")
+                _problem(key, None, f"{_unknown(key) or rest} ({may})")
                 for key in fixed[:MOST_REPORTED]
             ]
         )
@@ -104,6 +105,14 @@ def changed(
         text = "cannot become 'auto': only engines of a run that began with it report their load"
         raise ConfigError([_problem(("dispatch", "max_inflight_rollouts"), "auto", text)])
     return together, result
+
+
+def _unknown(key: Key) -> str:
+    """The error for a key that no config has, with the nearest that may change; else ''."""
+    if not (text := unknown_key(key)):
+        return ""
+    near = get_close_matches(".".join(key)[:64], LIVE_KEYS, n=1)
+    return f"unknown key; did you mean {near[0]!r}?" if near else text
 
 
 def _effective(config: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ succeeded.
 import contextlib
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ def perform(address: str, config: RunConfig, console: Console) -> Outcome:
     """
     began = time.monotonic()
     with Ratchet(address) as client:
-        run = client.runs.create(config)
+        run = requested(client, config, console)
         console.print(f"run         {address}{run.links.self}", highlight=False)
         console.print(f"its page    {address}{run.links.dashboard}", highlight=False)
         watch = Watch(
@@ -101,6 +102,20 @@ def perform(address: str, config: RunConfig, console: Console) -> Outcome:
         wall_s = time.monotonic() - began
         steps = client.runs.metrics(run.id, limit=10_000).data
         return Outcome(run, steps, client.runs.evals(run.id).data, wall_s)
+
+
+def requested(client: Ratchet, config: RunConfig, console: Console) -> Run:
+    """The run, once it was created. An interrupt before that cancels it, too."""
+    key = secrets.token_hex(16)
+    try:
+        return client.runs.create(config, idempotency_key=key)
+    except KeyboardInterrupt:
+        if not kept_up():
+            console.print("the request may have taken effect: looking for its run")
+            # Under the same key it is the same run.
+            run = client.runs.create(config, idempotency_key=key)
+            give_up(client.address, run.id, console)
+        raise
 
 
 def kept_up() -> bool:

@@ -357,7 +357,8 @@ class Stack:
         """All processes that belong to the stack and how they are; none if it was stopped or never
         started.
         """
-        states = {state.name: state for state in read_services(self.home) or ()}
+        supervised = supervisor_of(self.home) is not None
+        states = {s.name: s for s in (read_services(self.home) if supervised else None) or ()}
         recorded = self.record["processes"]
         if not states and not recorded:
             return []

@@ -282,6 +282,7 @@ CONTROLS: dict[str, Verb] = {
             "one. A run that is already cancelled stays as it is.",
             refused=("succeeded", "failed"),
             offered=ALIVE,
+            fields=("reason",),
             example={"reason": "wrong data"},
             becomes="stopping",
             danger=True,

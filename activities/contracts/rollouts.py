@@ -9,6 +9,8 @@ Kind = Literal["train", "eval"]
 
 LOST = "Lost"
 """Error type of a rollout that was cancelled before it ended."""
+ABANDONED = "Abandoned"
+"""Error type of a rollout that was given up, as after the loss of one server after another."""
 
 LONGEST_WAIT_S = 6 * 3600.0
 """How long a rollout may wait besides its execution, which its time-out limits: in the queue of its

@@ -9,12 +9,14 @@ import asyncio
 import itertools
 import json
 import platform
+import signal
 import sys
 import time
 import traceback
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from temporalio import activity
@@ -48,8 +50,16 @@ ADDRESS_S = 5.0
 LIBRARIES = ("__main__", "ratchet", "verifiers", "pydantic", "importlib")
 """Modules whose frames are not an environment's own."""
 MOST_FRAMES = 3
+STUCK_S = 30.0
+"""How much longer than its environments may take a process is waited for: code that does not return
+to Python cannot be stopped singly.
+"""
 READ = 100
 """Examples of an environment that are read, beside being counted."""
+
+
+class LoadsTooLong(BaseException):
+    """An environment did not load within its limit. No `except Exception` of its own stops it."""
 
 
 class EnvActivities:
@@ -105,7 +115,7 @@ class EnvActivities:
             stderr=asyncio.subprocess.PIPE,
         )
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(limit_s + STUCK_S):
                 out, err = await process.communicate(json.dumps(requests).encode())
         except TimeoutError:
             ids = ", ".join(request["id"] for request in requests)
@@ -152,6 +162,7 @@ def _requests(config: RunConfig) -> list[dict[str, Any]]:
                     "args": env.args,
                     "path": env.path,
                     "pointer": f"/{kind}/env/{index}",
+                    "limit_s": env.load_limit_s,
                     "whole": whole,
                     "count_pointer": f"/{kind}/env/{index}/num_examples"
                     if own or kind == "train"
@@ -382,11 +393,33 @@ def _count(taskset: Any) -> tuple[int, list[Any]]:
     return count, first
 
 
+def _stop_loading(number: int, frame: FrameType | None) -> None:
+    raise LoadsTooLong
+
+
+def inspect_within_limit(request: dict[str, Any]) -> dict[str, Any]:
+    """What `inspect_env` finds, or that its environment takes too long. Needs the main thread."""
+    signal.signal(signal.SIGALRM, _stop_loading)
+    signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
+    try:
+        return inspect_env(request)
+    except LoadsTooLong as error:
+        message = (
+            f"loading environment {request['id']!r} and counting its examples took longer than "
+            f"{request['limit_s']:g} s{_place(error)}; set its start_timeout_s higher, or let it "
+            "load its data on first use"
+        )
+        problem = _problem(f"{request['pointer']}/start_timeout_s", message)
+        return {"name": request["name"], "problems": [problem], "examples": None}
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def main() -> None:
     """Writes results to the last line of stdout; output of environments comes before it."""
     end_with_parent()
     requests = json.load(sys.stdin)
-    findings = [inspect_env(request) for request in requests]
+    findings = [inspect_within_limit(request) for request in requests]
     print("\n" + json.dumps(findings))
 
 

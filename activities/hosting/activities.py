@@ -53,6 +53,8 @@ PROBE_EVERY_S = 1.0
 STARTING_PROBED_EVERY_S = 0.25
 PROBE_LIMIT_S = 5.0
 LOST_AFTER_PROBES = 3
+BLOCKED = "; code that blocks (time.sleep, requests) does that: await it, or use asyncio.to_thread"
+"""What an env server that is silent, but has not ended, may be busy with."""
 RUN_CHECK_EVERY_S = 10.0
 DISK_RETRIED_S = 30.0
 """The longest wait before another try after a store or disk failed."""
@@ -91,6 +93,10 @@ class _RunClosed(Exception):
 
 class _ServerLost(Exception):
     """The server exited, never became healthy, or stopped answering."""
+
+
+class _ServerSilent(_ServerLost):
+    """The server runs and does not answer."""
 
 
 class HostActivities:
@@ -151,7 +157,8 @@ class HostActivities:
         except _ServerLost as lost:
             assert process is not None
             await process.stop(grace_s=0)
-            await self._report_down(host, epoch, str(lost), process.log_tail())
+            why = BLOCKED if host.role == "env" and isinstance(lost, _ServerSilent) else ""
+            await self._report_down(host, epoch, f"{lost}{why}", process.log_tail())
         except Exception as error:
             # Only a user's mistake ends the host; all else may pass and is reported.
             if isinstance(error, ApplicationError) and error.non_retryable:
@@ -293,7 +300,7 @@ class HostActivities:
             # Counted as well as timed: a worker that was itself frozen has missed probes, but has
             # not seen them fail.
             if silent >= spec.lost_after_s and failed >= LOST_AFTER_PROBES:
-                raise _ServerLost(f"did not answer its health check for {silent:.0f} s")
+                raise _ServerSilent(f"did not answer its health check for {silent:.0f} s")
 
     async def _probe(
         self, spec: ServerSpec, process: ServerProcess, run_check: asyncio.Task[None]

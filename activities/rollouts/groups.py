@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any, Protocol
 
 from ratchet.activities.contracts.refs import ArtifactRef
-from ratchet.activities.contracts.rollouts import LOST, GroupResult, GroupWork
+from ratchet.activities.contracts.rollouts import ABANDONED, LOST, GroupResult, GroupWork
 from ratchet.activities.rollouts.failures import by_type, commonest
 from ratchet.activities.rollouts.samples import version_of
 from ratchet.activities.scoring import algorithms
@@ -98,7 +98,8 @@ async def scored(
     for index, rollout in enumerate(rollouts):
         if rollout is None:
             message = lost or "the rollout never finished"
-            member: dict[str, Any] = {"error": {"type": LOST, "message": message}}
+            kind = ABANDONED if lost else LOST
+            member: dict[str, Any] = {"error": {"type": kind, "message": message}}
         elif rollout["error"] is not None:
             member = {"error": rollout["error"], "reward": rollout["reward"]}
         else:

@@ -163,7 +163,7 @@ def asking(as_json_: bool) -> Iterator[Ratchet]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-CHECKING = "workers check the config, which takes 5 to 10 s, longer on a busy machine"
+CHECKING = "workers check the config, which takes some 10 to 20 s, longer on a busy machine"
 
 
 @contextmanager

@@ -227,6 +227,10 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.0f} %"
 
 
+STOPS = ("paused", "held", "failed", "failed_early")
+"""Rules of health that say why a run stands still, or ended."""
+
+
 def _guide(address: str, help_: str) -> str:
     """Where the API at `address` serves the section of the docs that a finding names."""
     page, _, section = help_.removeprefix("docs/").partition("#")
@@ -234,7 +238,9 @@ def _guide(address: str, help_: str) -> str:
 
 
 def _since(finding: HealthFinding) -> str:
-    """Since which step there is a finding, or since when."""
+    """Since which step there is a finding, or since when; a stop happened at one."""
+    if finding.since_step is not None and finding.rule in STOPS:
+        return f" at step {finding.since_step}"
     if finding.since_step is not None:
         return f" since step {finding.since_step}{' or before' if finding.since_earlier else ''}"
     return f" since {moment(finding.since)}" if finding.since else ""

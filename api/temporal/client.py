@@ -105,7 +105,9 @@ def a_worker_on(queues: list[str]) -> str:
 def _length(max_steps: int | None) -> str:
     if max_steps == 0:
         return "evaluation"
-    return "until it is stopped" if max_steps is None else f"{max_steps} steps"
+    if max_steps is None:
+        return "until it is stopped"
+    return f"{max_steps} step{'s' if max_steps > 1 else ''}"
 
 
 def summary_of(memo: dict[str, Any]) -> str:

@@ -178,7 +178,7 @@ class Generations:
         if broken is not None:
             text = f"{broken.name} failed {broken.downs} times in a row: {broken.detail}"
             raise RunFailed(broken.role, text)
-        last = f"last error: {progress.last_error or 'none'}"
+        last = f"the last one: {progress.last_error or 'no reason is known'}"
         text = f"{progress.empty_groups} groups in a row had no rollout to train on; {last}"
         batches, most = self._sink.empty_batches, self._config.train.max_empty_batches
         if int(batches) > self._warned:

@@ -38,6 +38,8 @@ FAILS_BETWEEN_STEPS = "fails-between-steps"
 SHOWS_REQUESTS = "shows-requests"
 """Before it, a request to stop, pause or resume was published only once it was carried out."""
 
+LONGEST_WARNING = 500
+
 T = TypeVar("T")
 
 
@@ -227,7 +229,8 @@ class RunLog:
     def warn(self, text: str) -> None:
         """Adds a warning that people should act on; it becomes an event once published."""
         self.note(text)
-        before, text = self._state.lifecycle.warnings, text[:500]
+        before = self._state.lifecycle.warnings
+        text = text if len(text) <= LONGEST_WARNING else f"{text[: LONGEST_WARNING - 1]}…"
         if text not in before:
             self._state.lifecycle.warnings = [*before[-9:], text]
 

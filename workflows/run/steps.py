@@ -42,8 +42,8 @@ END_TRAIN = "end-train-with-the-last-batch"
 STALLED_AFTER = timedelta(minutes=30)
 SWEEP_AT_MOST = timedelta(seconds=2)
 REMEDY = (
-    "groups whose rewards are all equal carry no signal: resume it to try other examples, or fork "
-    "it with harder or easier ones (train.env, curriculum) or filters that remove less (filters)"
+    "groups whose rewards are all equal carry no signal: resume it to try other examples, or begin "
+    "a run or a fork with harder or easier ones (train.env, curriculum) or filters that remove less"
 )
 LOW_SHARE = 0.1
 SCORING, CHECKPOINT = "time/scoring", "time/checkpoint"

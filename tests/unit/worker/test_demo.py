@@ -1,6 +1,7 @@
 """What a demo leaves of the stack that it started."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,3 +55,23 @@ def test_a_demo_stops_only_a_stack_of_its_own(
         demo.demo(str(ROOT / "configs/examples/reverse_text.toml"), [], console)
     assert bool(stopped) is stops
     assert ("`make up` keeps it" in console.export_text()) is (supervisor is not None)
+
+
+def test_an_interrupt_while_the_run_is_created_cancels_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys, cancelled = [], []
+
+    def create(config: Any, *, idempotency_key: str) -> Any:
+        keys.append(idempotency_key)
+        if len(keys) == 1:
+            raise KeyboardInterrupt
+        return SimpleNamespace(id="late-1a2b3c")
+
+    client: Any = SimpleNamespace(address="http://h", runs=SimpleNamespace(create=create))
+    monkeypatch.delenv("RATCHET_DEMO_KEEP", raising=False)
+    monkeypatch.setattr(demo, "give_up", lambda address, run, console: cancelled.append(run))
+    config: Any = None
+    with pytest.raises(KeyboardInterrupt):
+        demo.requested(client, config, Console(record=True))
+    assert cancelled == ["late-1a2b3c"] and len(keys) == 2 and len(set(keys)) == 1

@@ -197,6 +197,7 @@ def test_status_says_what_the_supervisor_is_doing_about_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _whole(tmp_path, monkeypatch, gone="worker-env")
+    monkeypatch.setattr(stacks, "supervisor_of", lambda home: 42)
     states: dict[str, tuple[str, int]] = {name: ("up", 0) for name in SEVEN}
     states |= {"api": ("starting", 0), "worker-trainer": ("crash-looping", 4)}
     states |= {"worker-rollout": ("down", 1), "temporal": ("up", 1)}
@@ -225,3 +226,15 @@ def test_status_says_what_the_supervisor_is_doing_about_it(
     assert " ".join(rows["worker-trainer"][4:]) == (
         "ended 4 times in a row; see logs/worker-trainer.log"
     )
+
+
+def test_what_a_dead_supervisor_reported_last_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Stack, "_answers", lambda self, name: True)
+    _whole(tmp_path, monkeypatch, gone="worker-env")
+    states = [{**REPORT, "name": name, "state": "down", "log": "l"} for name in SEVEN]
+    services_file(tmp_path).write_text(json.dumps(states))
+    ended, rows, warned = _status(capsys)
+    assert ended == 1 and "no supervisor" in warned
+    assert rows["worker-env"][0] == "DEAD" and rows["api"][0] == "running"

@@ -68,7 +68,7 @@ export class Chart {
 		this.next = null;
 		const any = series.some(({ ys }) => ys.some((y) => y !== null && y !== undefined));
 		this.empty.hidden = any;
-		this.empty.textContent = loading ? "Loading…" : "Not measured in this run yet.";
+		this.empty.textContent = loading ? "Loading…" : "Not measured in this run.";
 		this.place.hidden = !any;
 		this.lone = series.every(({ ys }) => ys.filter((y) => y !== null && y !== undefined).length < 2);
 		const form = JSON.stringify([series.map((s) => [s.label, s.color, s.dash, s.said?.length > 0, Boolean(s.low)]), view.axis, view.log, view.smooth > 0, document.documentElement.dataset.theme, any, this.lone]);

@@ -19,11 +19,11 @@ export const count = (value) => (value === null || value === undefined ? "–" :
 /** A number at an axis, without needless digits. */
 export const tick = (value) => (Math.abs(value) >= 1e4 ? num(value) : String(Number(value.toPrecision(4))));
 
-/** Bytes as '12 kB', '1.8 MB', '3.1 GB'. */
+/** Bytes as '12 KiB', '1.8 MiB', '3.1 GiB'. */
 export function bytes(size) {
-	if (size < 1e3) return `${size} B`;
-	const power = Math.min(Math.floor(Math.log10(size) / 3), 4);
-	return `${Number((size / 1e3 ** power).toPrecision(3))} ${" kMGT"[power]}B`;
+	if (size < 1024) return `${size} B`;
+	const power = Math.min(Math.floor(Math.log2(size) / 10), 4);
+	return `${Number((size / 1024 ** power).toPrecision(3))} ${" KMGT"[power]}iB`;
 }
 
 /** Seconds as '12 s', '4 min 5 s', '3 h 10 min', '2 d 4 h'. */
@@ -64,7 +64,7 @@ export const badge = (status) => h("span", { class: `badge ${TONES[status] ?? "o
 
 /** What the run waits for, why it failed, or nothing. */
 export function waitingText(run) {
-	if (run.error) return `${run.error.code}: ${run.error.message}`;
+	if (run.error) return run.error.role === "preflight" ? run.error.message : `${run.error.code}: ${run.error.message}`;
 	const silent = Object.entries(run.silent ?? {}).map(([role, s]) => `no ${role} worker for ${duration(s)}`);
 	if (silent.length) return silent.join(", ");
 	if (run.pause_reason) return `${run.status}: ${run.pause_reason}`;

@@ -21,10 +21,11 @@ const figures = (health) =>
 		.map(([name, value, show]) => [name, show(value)]);
 
 /** Since which step and when there is a finding, in words; '' if neither is known. */
-function sinceText({ since_step: step, since_earlier: earlier, since }) {
+function sinceText({ rule, since_step: step, since_earlier: earlier, since }) {
 	const at = since && clock(unix(since));
+	const word = ["paused", "held", "failed", "failed_early"].includes(rule) ? "at" : "since";
 	if (step === null) return at ? `since ${at}` : "";
-	return `since step ${count(step)}${earlier ? " or before" : ""}${at && !earlier ? `, ${at}` : ""}`;
+	return `${word} step ${count(step)}${earlier ? " or before" : ""}${at && !earlier ? `, ${at}` : ""}`;
 }
 
 /** A text whose parts in backticks are code. */

@@ -6,7 +6,7 @@ import { debounced, fill, h, pageOf, pairs, ready, refusal, toast, trouble } fro
 import { at, leaves, mistake, put, schemaOf, textOf, valueOf } from "./schema.js";
 
 const COMMON = ["name", "max_steps", "seed", "model.name", "algo.type", "train.env.0.id", "train.batch_size", "train.group_size", "trainer.optim.lr", "eval.env.0.id", "eval.interval", "checkpoint.interval"];
-const BASE = { name: "reverse", max_steps: 40, train: { batch_size: 64, group_size: 8, env: [{ id: "reverse-text" }] }, eval: { interval: 10, env: [{ id: "reverse-text" }] } };
+const BASE = { name: "reverse", max_steps: 40, train: { batch_size: 64, group_size: 8, env: [{ id: "reverse-text" }] }, trainer: { optim: { lr: 1.2e-3 } }, eval: { interval: 10, env: [{ id: "reverse-text" }] } };
 
 /** Pauses in typing after which the API reads the text, and after which workers check it. */
 const READ_MS = 400;
@@ -164,7 +164,7 @@ export function show(root, { params }) {
 		try {
 			const read = await api.check(content, type, { signal });
 			if (stale()) return;
-			planned(read, h("p", {}, "The config's keys are valid; workers now check its environments and model, which takes 5 to 10 seconds, up to a minute on a busy machine…"));
+			planned(read, h("p", {}, "The config's keys are valid; workers now check its environments and model, which takes some 10 to 20 seconds, up to a minute on a busy machine…"));
 			launch.disabled = false;
 			ready("launch");
 			await new Promise((done) => setTimeout(done, PAUSE_MS - READ_MS));

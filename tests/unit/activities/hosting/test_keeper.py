@@ -128,7 +128,9 @@ async def test_a_long_log_goes_on_from_nothing(tmp_path: Path, tag: str) -> None
             process.trim_log(50)
             assert process.log.read_text() == process.log_tail() == ""
             assert "a" * 60 in process.log.with_name(f"{process.log.name}.1").read_text()
-            (tmp_path / "go").write_text("more")
+            # Whoever finds it finds all of it.
+            (tmp_path / "going").write_text("more")
+            (tmp_path / "going").rename(tmp_path / "go")
             await process.exited.wait()
     finally:
         await process.stop(grace_s=0)

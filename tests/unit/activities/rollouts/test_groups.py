@@ -184,7 +184,7 @@ def test_the_range_survives_the_wire() -> None:
     ("bad", "lost", "error"),
     [
         (_rollout(0.0, error=BROKEN), "", "1 of 3 rollouts failed: ToolError: no such tool"),
-        (None, "engine died", "1 of 3 rollouts failed: Lost: engine died"),
+        (None, "engine died", "1 of 3 rollouts failed: Abandoned: engine died"),
     ],
 )
 def test_one_failure_rejects_the_whole_group(
@@ -238,10 +238,10 @@ async def test_slots_and_flag_come_from_the_run(tmp_path: Path) -> None:
 
     part = await finalize(0, "reverse-text", [0.0, 0.5, 1.0], 4)
     assert (part.survivors, part.trainable, part.samples) == (3, 2, 2)
-    assert part.error == "Lost: worker died"
+    assert part.error == "Abandoned: worker died"
     broken = await finalize(1, "whole", [0.0, 0.5, 1.0], 4)
     assert (broken.survivors, broken.errored) == (0, 1)
-    assert broken.error == "require_full_group: 1 of 4 rollouts failed: Lost: worker died"
+    assert broken.error == "require_full_group: 1 of 4 rollouts failed: Abandoned: worker died"
     whole = await finalize(2, "whole", [0.0, 1.0], 2)
     assert (whole.survivors, whole.trainable, whole.error) == (2, 2, "")
 

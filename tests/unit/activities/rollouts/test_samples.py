@@ -241,7 +241,7 @@ def test_group_scores_survivors_only() -> None:
     result = groups.result(document, ArtifactRef("k", "0" * 64, 1, "p"))
     assert (result.survivors, result.errored, result.samples, result.tokens) == (2, 2, 2, 6)
     assert (result.reward_mean, result.version_start, result.labels) == (0.5, 5, ["5.0"])
-    assert result.error == "Lost: stale"
+    assert result.error == "Abandoned: stale"
     rows = groups.batch_samples(document)
     assert [row.rollout for row in rows] == [0, 3]
     assert rows[0].advantages == [0.0, 0.5, 0.5]

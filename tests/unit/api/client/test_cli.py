@@ -214,7 +214,7 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         assert plan.status == 0 and "128 at least" in plan.out
         assert "workers have checked what it names" in plan.err
         assert plan.err.startswith(
-            "workers check the config, which takes 5 to 10 s, longer on a busy machine …\n"
+            "workers check the config, which takes some 10 to 20 s, longer on a busy machine …\n"
         )
         made = await ratchet(
             address, "runs", "create", path, "max_steps=8", "metadata.owner=cli", "--json"

@@ -54,7 +54,7 @@ async def test_it_says_where_the_runs_are_and_how_they_are_compared(
         first, second = (line.split() for line in done.out.splitlines())
         assert first[1:3] == ["evaluates", "ratchet/tiny:"] and "/dashboard/#/runs/" in first[-1]
         assert done.err.startswith(
-            "workers check the config, which takes 5 to 10 s, longer on a busy machine …\n"
+            "workers check the config, which takes some 10 to 20 s, longer on a busy machine …\n"
         )
         assert f"ratchet runs compare {second[0]} {first[0]}" in done.err
         assert f"{address}/dashboard/#/compare?runs={first[0]},{second[0]}" in done.err

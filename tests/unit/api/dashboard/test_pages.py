@@ -389,7 +389,7 @@ async def test_why_a_run_paused_itself_is_said_once_with_what_to_do(served: Serv
         health = page.get_by_label("Health")
         await expect(health).to_contain_text("Fix what it names, then resume the run")
         await expect(health.locator("li code").first).to_have_text(f"ratchet runs resume {run}")
-        await expect(health).to_contain_text("the disk is full since step 0")
+        await expect(health).to_contain_text("the disk is full at step 0")
         await expect(page.get_by_text("the disk is full")).to_have_count(1)
         more = health.get_by_role("link", name="Read more").first
         await expect(more).to_have_attribute("href", "help/reading-a-run.html#paused")
@@ -448,7 +448,7 @@ async def test_the_launch_page_says_how_long_workers_check(served: Served) -> No
         # No answer of the workers replaces what is said meanwhile.
         await reader.page.route(re.compile("preflight=true"), lambda route: None)
         await reader.open(f"#/launch?from={run}", '="launch"')
-        await appears(reader.page, "5 to 10 seconds, up to a minute on a busy machine")
+        await appears(reader.page, "10 to 20 seconds, up to a minute on a busy machine")
 
 
 async def test_a_note_is_written_on_the_page_of_a_run_that_has_ended(served: Served) -> None:

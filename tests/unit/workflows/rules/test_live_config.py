@@ -82,8 +82,15 @@ def test_any_other_key_is_refused_by_name(patch: dict[str, Any], named: str) -> 
 @pytest.mark.parametrize(
     ("patch", "said"),
     [
-        ({"dispatch": {"tasks_per_minit": 60}}, "unknown key; did you mean 'tasks_per_minute'?"),
-        ({"trainer": {"optim": {"lrr": 1}}}, "unknown key; did you mean 'lr'?"),
+        (
+            {"dispatch": {"tasks_per_minit": 60}},
+            "unknown key; did you mean 'dispatch.tasks_per_minute'?",
+        ),
+        (
+            {"dispatch": {"max_inflight": 3}},
+            "unknown key; did you mean 'dispatch.max_inflight_rollouts'?",
+        ),
+        ({"trainer": {"optim": {"lrr": 1}}}, "unknown key; did you mean 'trainer.optim.lr'?"),
         ({"zzz": None}, "unknown key; valid keys: name, "),
     ],
 )
