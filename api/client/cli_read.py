@@ -282,6 +282,15 @@ def evals(run_id: RunId, as_json_: Json = False) -> None:
         show_items(page, printing.evals_table, whole=True, as_json_=as_json_)
 
 
+def _require_env(run: Run, env: str) -> None:
+    """Ends with 1 if `env` is none of the run's."""
+    known = list(dict.fromkeys([*run.envs, *run.eval]))
+    if known and env not in known:
+        text = f"ratchet: {run.id} has no env {env!r}; its envs: {', '.join(known)}"
+        printing.console(stderr=True).print(printing.clean(text), soft_wrap=True)
+        raise typer.Exit(REFUSED)
+
+
 def rollouts(
     run_id: RunId,
     rollout_id: Annotated[
@@ -319,6 +328,8 @@ def rollouts(
             after=after,
             limit=limit,
         )
+        if env is not None and not page.data:
+            _require_env(client.runs.retrieve(run_id), env)
         show_items(page, printing.rollouts_table, whole=whole, as_json_=as_json_)
 
 

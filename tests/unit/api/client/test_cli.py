@@ -251,6 +251,8 @@ async def test_a_run_from_create_to_stop(served: Served, tmp_path: Path) -> None
         assert every.json["data"][0]["metrics"] == {"reward/all/mean": 0.1}
         as_csv = await ratchet(address, "runs", "metrics", run_id, "--csv")
         assert len(as_csv.out.splitlines()) == 4
+        other = await ratchet(address, "runs", "rollouts", run_id, "--env", "reverse-txt")
+        assert other.status == 1 and "has no env 'reverse-txt'; its envs: reverse-text" in other.err
         rollouts = await ratchet(address, "runs", "rollouts", run_id)
         assert "train:1:0" in rollouts.out and "train:1:1" in rollouts.out
         read = await ratchet(address, "runs", "rollouts", run_id, "train:1:1")
