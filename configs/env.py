@@ -259,8 +259,8 @@ class TrainConfig(Section):
         default=10,
         ge=-1,
         description="After this many batches in a row with nothing to train on the run pauses, "
-        "with a checkpoint if it has trained; it warns at each. -1: it never pauses for that. Groups with nothing "
-        "left count as the batches that they would have filled.",
+        "with a checkpoint if it has trained; it warns at each. -1: it never pauses for that. "
+        "Groups with nothing left count as the batches that they would have filled.",
     )
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
 
