@@ -1,6 +1,8 @@
 """The timeline in real Chromium: no work is drawn where nobody was there to do it."""
 
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -122,6 +124,34 @@ async def test_a_dead_trainer_is_no_work(served: Served) -> None:
         assert reader.complaints == []
 
 
+LANES = {"flight": 80, "trainer": 172, "work": 289, "faults": 330}
+"""Where each lane of the timeline is, in pixels."""
+
+
+@asynccontextmanager
+async def timeline(served: Served, run: str, told: Any) -> AsyncIterator[tuple[Any, Any]]:
+    """A reader of the timeline of a run's last 100 s, whose events `told` serves, and what the tip
+    at a time and in a lane says.
+    """
+    async with (
+        listening(create_app(served.settings, connection(served.env))) as http,
+        browsing() as browser,
+        reading(browser, str(http.base_url).rstrip("/")) as reader,
+    ):
+        page = reader.page
+        await page.route(lambda url: "order=desc" in url, told)
+        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
+        await page.get_by_role("cell", name="back after").wait_for()
+        box = await page.locator(".timeline canvas").bounding_box()
+
+        async def tip(at: float, lane: str) -> str:
+            x = box["x"] + (at + 100) / 100 * box["width"]
+            await page.mouse.move(x, box["y"] + LANES[lane])
+            return str(await page.locator(".timeline .tip").inner_text())
+
+        yield reader, tip
+
+
 def stamp(time: float) -> str:
     return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds")
 
@@ -161,22 +191,7 @@ async def test_the_timeline_agrees_with_the_events_of_a_killed_trainer(served: S
         ]
         await route.fulfill(json={"data": data, "next_after": None})
 
-    async with (
-        listening(create_app(served.settings, connection(served.env))) as http,
-        browsing() as browser,
-        reading(browser, str(http.base_url).rstrip("/")) as reader,
-    ):
-        page = reader.page
-        await page.route(lambda url: "order=desc" in url, told)
-        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
-        await page.get_by_role("cell", name="back after").wait_for()
-        box = await page.locator(".timeline canvas").bounding_box()
-
-        async def tip(at: float, lane: str) -> str:
-            y = {"trainer": 172, "work": 289, "faults": 330}[lane]
-            await page.mouse.move(box["x"] + (at + 100) / 100 * box["width"], box["y"] + y)
-            return str(await page.locator(".timeline .tip").inner_text())
-
+    async with timeline(served, run, told) as (reader, tip):
         # Events of work are read after those of servers.
         await eventually(lambda: tip(-36, "work"), lambda text: loaded in text)
         lost, loads, trains = [await tip(at, "trainer") for at in (-52, -36, -23)]
@@ -204,23 +219,10 @@ async def test_all_of_a_run_has_the_loss_before_its_first_report(served: Served)
         data = [] if "types=work.done" in route.request.url else [event]
         await route.fulfill(json={"data": data, "next_after": None})
 
-    async with (
-        listening(create_app(served.settings, connection(served.env))) as http,
-        browsing() as browser,
-        reading(browser, str(http.base_url).rstrip("/")) as reader,
-    ):
-        page = reader.page
-        await page.route(lambda url: "order=desc" in url, told)
-        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
-        await page.get_by_role("cell", name="back after").wait_for()
-        box = await page.locator(".timeline canvas").bounding_box()
-
-        async def tip(at: float, y: int) -> str:
-            await page.mouse.move(box["x"] + (at + 100) / 100 * box["width"], box["y"] + y)
-            return str(await page.locator(".timeline .tip").inner_text())
-
-        await eventually(lambda: tip(-80, 330), lambda text: "No trainer 0 for 40 s" in text)
-        assert "No rollout worker reported" in await tip(-10, 80)
+    async with timeline(served, run, told) as (reader, tip):
+        await eventually(lambda: tip(-80, "faults"), lambda text: "No trainer 0 for 40 s" in text)
+        assert "No rollout worker reported" in await tip(-10, "flight")
+        assert reader.complaints == []
 
 
 async def test_permits_are_labelled_where_they_change(served: Served) -> None:
