@@ -286,10 +286,25 @@ class Stack:
         """Starts a service as planned, unless it runs. Raises OSError."""
         self._start(name, *self.services[name])
 
+    def _listens(self, name: str) -> bool:
+        """Whether it is this service that listens on its port, and not another stack's."""
+        process, port = self.alive(name), self.record["ports"][name]
+        try:
+            found = process.net_connections("tcp") if process is not None else ()
+        except psutil.NoSuchProcess:
+            return False
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in found)
+
     def _wait(self, name: str, ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + READY_WITHIN_S
-        while not ready():
+        deadline, again = time.monotonic() + READY_WITHIN_S, True
+        while not (self._listens(name) and ready()):
             dead = self.alive(name) is None
+            if dead and again and not _free(self.record["ports"][name]):
+                # Somebody took the port since it was planned, such as a stack that starts, too.
+                again = False
+                self.plan()
+                self.revive(name)
+                continue
             if dead or time.monotonic() > deadline:
                 what = "ended" if dead else f"did not answer within {READY_WITHIN_S:.0f} s"
                 raise StackError(f"{name} {what}; the end of {self._tail(name)}")

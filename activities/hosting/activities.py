@@ -53,7 +53,9 @@ PROBE_EVERY_S = 1.0
 STARTING_PROBED_EVERY_S = 0.25
 PROBE_LIMIT_S = 5.0
 LOST_AFTER_PROBES = 3
-BLOCKED = "; code that blocks (time.sleep, requests) does that: await it, or use asyncio.to_thread"
+BLOCKED = (
+    "; code that blocks (time.sleep, requests) can cause that: await it, or use asyncio.to_thread"
+)
 """What an env server that is silent, but has not ended, may be busy with."""
 RUN_CHECK_EVERY_S = 10.0
 DISK_RETRIED_S = 30.0

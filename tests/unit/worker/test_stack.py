@@ -5,8 +5,11 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -113,6 +116,37 @@ def test_a_worker_whose_port_was_taken_meanwhile_gets_another(
     port = stack.record["ports"]["worker-env"]
     assert port != taken and given[0]["RATCHET_HEALTH_PORT"] == str(port)
     assert Stack(tmp_path).record["ports"]["worker-env"] == port
+
+
+def test_a_port_that_another_stack_took_meanwhile_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though that one answers, as another stack's API does."""
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "healthz").touch()
+    serve = [sys.executable, "-m", "http.server", "--bind", "127.0.0.1", "-d", str(tmp_path)]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        taken = probe.getsockname()[1]
+    planned = [taken]
+
+    def plan(self: Stack) -> None:
+        port = planned.pop() if planned else self._port("api", "api")
+        self.record["ports"]["api"] = port
+        self.services["api"] = ([*serve, str(port)], {**os.environ})
+
+    monkeypatch.setattr(Stack, "plan", plan)
+    stack = Stack(tmp_path)
+    with subprocess.Popen([*serve, str(taken)], stderr=subprocess.DEVNULL) as other:
+        try:
+            while not stacks._healthy(taken):
+                time.sleep(0.05)
+            stack.plan()
+            stack.revive("api")
+            stack._wait("api", partial(stack._answers, "api"))
+            assert stack.record["ports"]["api"] != taken and stack._listens("api")
+        finally:
+            stack._stop(["api"])
+            other.kill()
 
 
 def test_up_does_not_adopt_what_a_down_is_about_to_stop(
