@@ -15,7 +15,6 @@ workflows keep servers alive; both report by signal. Invariants:
 
 import asyncio
 import json
-import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -229,14 +228,7 @@ class TrainingRun:
         """A server came up or went down, or waits for the store or its disk; so does the run."""
         if report.run_id and report.run_id != self._arg.run_id:
             return
-        if self._fleet.on_report(report):
-            self._news.wake()
-            self._outages.hold_host(self._fleet.host(report.role, report.index))
-            if report.state != "up":
-                text = f"{report.role} {report.index} (epoch {report.epoch}) is {report.state}"
-                told = f"{text}: {report.detail[-200:]}" if report.detail else text
-                ordinary = report.state == "starting" and not report.detail
-                self._log.note(told, logging.INFO if ordinary else logging.WARNING)
+        self._servers.on_report(report)
 
     @workflow.signal(name=HEALTH_REPORT)
     def health_report(self, report: HealthReport) -> None:
@@ -267,6 +259,7 @@ class TrainingRun:
         for lost in report.lost:
             self._servers.lose(lost.role, lost.index, lost.epoch, lost.reason)
         for group in report.groups:
+            self._fleet.on_group(group.env)
             if group.user_error:
                 self._leases.given_up.append(group.group)
                 self._log.fail(RunFailed("scoring", group.error, code="bad_input", user=True))

@@ -17,6 +17,7 @@ from ratchet.activities.contracts.names import attempt_id
 from ratchet.activities.contracts.training import RestoreInput
 from ratchet.workflows.dispatch import SIGN_OF_LIFE
 from ratchet.workflows.protocol.messages import TRAINING_RUN, RunInput
+from ratchet.workflows.rules.fleet import MAX_DOWNS
 from ratchet.workflows.rules.placement import PLACED_WITHIN
 from tests.workflow.running import config, memo, until
 from tests.workflow.stage import Handle, Stage
@@ -299,6 +300,19 @@ async def paused(handle: Handle) -> None:
             await asyncio.sleep(0.05)
 
 
+async def dying_env(stage: Stage) -> None:
+    """An env whose server is lost again and again before a group ends pauses its run."""
+    stage.rollout_s = 3600.0
+    handle = await stage.start(max_steps=1, eval={})
+    for epoch in range(1, MAX_DOWNS + 1):
+        await until(lambda epoch=epoch: stage.epochs["env/0"] == epoch and stage.executing > 0)  # type: ignore[misc]
+        stage.kill("env/0")
+    await paused(handle)
+    stage.rollout_s = 0.02
+    await handle.signal("resume")
+    await handle.result()
+
+
 async def dying_generations(stage: Stage) -> None:
     """Generations that keep dying pause the run."""
     stage.rollout_s = 3600.0
@@ -561,6 +575,7 @@ KINDS: tuple[Kind, ...] = (
     Kind(triggered_evals, ("trigger_eval", "TriggerEval")),
     Kind(changed_config, ("EXECUTION_UPDATE_COMPLETED", "rate limit")),
     Kind(dead_generation, ("EXECUTION_TERMINATED", "the last report of generation 0")),
+    Kind(dying_env, ("dies-in-vain", "failed 5 times in a row", '"status":"paused"')),
     Kind(dying_generations, ("3 dispatch generations in a row", "host/engine/0.1")),
     Kind(refused_config, ("no such taskset", "EXECUTION_FAILED")),
     Kind(gate_never_passes, ("engine -1.5, trainer -1.2", "stopped at step")),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from temporalio.client import Client, WorkflowHandle
 
+from ratchet.workflows.rules.fleet import MAX_DOWNS
 from tests.workflow.running import at_rest, check_exactly_once, start, status, until, world_of
 from tests.workflow.world import World
 
@@ -63,6 +64,21 @@ async def test_pause_frees_every_server_and_resume_goes_on_where_it_stood(
             (6, 4),
             (8, 4),
         ]
+
+
+async def test_an_env_whose_server_dies_again_and_again_pauses_its_run(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.flowing.clear()
+        handle = await start(world, max_steps=2, eval={})
+        for epoch in range(1, MAX_DOWNS + 1):
+            await until(lambda epoch=epoch: world.epochs["env/0"] == epoch and world.executing > 0)
+            world.kill("env/0")
+        seen = await status(handle, "paused")
+        assert f"reverse-text failed {MAX_DOWNS} times in a row" in seen["paused_because"]
+        world.flowing.set()
+        await handle.signal("resume")
+        result = await handle.result()
+        assert result["status"] == "succeeded" and world.epochs["env/0"] == MAX_DOWNS + 1
 
 
 async def test_requests_that_wait_for_a_step_are_shown_at_once(temporal: Client) -> None:

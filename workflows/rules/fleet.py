@@ -4,6 +4,8 @@ Invariant: an engine is offered to dispatch only while it is up and verified at 
 this epoch; a report about an older epoch changes nothing.
 """
 
+from collections import Counter
+
 from ratchet.activities.contracts.hosting import HostReport, planned_hosts
 from ratchet.activities.contracts.roles import ServerRole
 from ratchet.activities.contracts.rollouts import EngineTarget
@@ -48,6 +50,11 @@ def shared(hosts: list[HostState]) -> list[HostState]:
     return kept
 
 
+def env_of(host: HostState) -> str:
+    """The env that an env's host serves; an eval may have a server of its own."""
+    return host.name.removeprefix("eval/")
+
+
 def hold_of(host: HostState) -> str:
     """The name of the run's hold while `host` cannot start its server."""
     return f"host {host.role}/{host.index}"
@@ -63,6 +70,8 @@ class Fleet(EnginePool):
 
     def __init__(self, hosts: list[HostState]) -> None:
         self.hosts = hosts
+        # By env: losses of its server since its last group ended, whether or not it came up again.
+        self._in_vain: Counter[str] = Counter()
 
     def host(self, role: ServerRole, index: int) -> HostState:
         """The host at (role, index)."""
@@ -100,6 +109,7 @@ class Fleet(EnginePool):
             host.verified, host.detail = -1, ""
         else:
             host.up, host.verified = False, -1
+            self._in_vain[env_of(host)] += host.role == "env"
             host.downs += 1 if report.state == "down" else MAX_DOWNS
             host.detail = report.detail
         return True
@@ -115,8 +125,17 @@ class Fleet(EnginePool):
         host.up, host.verified, host.detail = False, -1, PUT_AWAY
         host.opened += 1
 
+    def on_group(self, env: str) -> None:
+        """A group of an env ended, so that its server does its work."""
+        self._in_vain.pop(env, None)
+
+    def dies_in_vain(self, host: HostState) -> bool:
+        """Whether an env's server is lost again and again before a group of it ends."""
+        return host.role == "env" and self._in_vain[env_of(host)] >= MAX_DOWNS
+
     def forgive(self) -> None:
         """A pause resets the counts of failures."""
+        self._in_vain.clear()
         for host in self.hosts:
             host.downs = host.gate_failures = 0
 

@@ -4,6 +4,7 @@ Invariant: an engine is verified at a version only after a push of exactly that 
 gate in the engine's current epoch. An engine that fails the gate is restarted.
 """
 
+import logging
 from collections.abc import Awaitable
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +14,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.hosting import DescribeInput, HostInput
+from ratchet.activities.contracts.hosting import DescribeInput, HostInput, HostReport
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.roles import SERVERS, ServerRole
 from ratchet.activities.contracts.training import SyncInput, SyncResult
@@ -21,10 +22,13 @@ from ratchet.workflows.protocol.activities import IS_RUNNING, RETURN_TIMEOUT, SY
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
 from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
 from ratchet.workflows.protocol.state import HostState
+from ratchet.workflows.rules.fleet import MAX_DOWNS
 from ratchet.workflows.rules.pushes import Push, Pushes
 from ratchet.workflows.run.context import Context
 
 MAX_GATE_FAILURES = 3
+DIES_IN_VAIN = "dies-in-vain"
+"""Before it, an environment whose server came up again each time never paused a run."""
 LOOKS_EVERY = timedelta(minutes=5)
 
 
@@ -42,6 +46,21 @@ class Servers:
         self._news = context.news
         self._pushes = pushes
         self._unverified: dict[int, str] = {}
+
+    def on_report(self, report: HostReport) -> None:
+        """A server came up or went down, or waits for the store or its disk."""
+        if not self._fleet.on_report(report):
+            return
+        host = self._fleet.host(report.role, report.index)
+        if self._fleet.dies_in_vain(host) and workflow.patched(DIES_IN_VAIN):
+            host.downs = MAX_DOWNS
+        self._news.wake()
+        self._outages.hold_host(host)
+        if report.state != "up":
+            text = f"{report.role} {report.index} (epoch {report.epoch}) is {report.state}"
+            told = f"{text}: {report.detail[-200:]}" if report.detail else text
+            ordinary = report.state == "starting" and not report.detail
+            self._log.note(told, logging.INFO if ordinary else logging.WARNING)
 
     async def open(self, role: ServerRole | None = None) -> None:
         """Starts a Host workflow for every server that the run hosts, or for those of a role."""

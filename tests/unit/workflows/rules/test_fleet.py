@@ -62,6 +62,20 @@ def test_server_that_never_comes_up_breaks_its_run() -> None:
     assert fleet.broken() is None
 
 
+def test_an_env_whose_server_is_lost_again_and_again_without_a_group() -> None:
+    fleet = Fleet(hosts_of(config()))
+    host = fleet.host("env", 0)
+    for epoch in range(1, MAX_DOWNS + 1):
+        assert not fleet.dies_in_vain(host)
+        for state in ("up", "down"):
+            fleet.on_report(replace(report(epoch, state), role="env"))
+    assert fleet.dies_in_vain(host) and host.downs == 1
+    fleet.on_group("another")
+    assert fleet.dies_in_vain(host)
+    fleet.on_group(host.name)
+    assert not fleet.dies_in_vain(host)
+
+
 def test_env_with_an_address_is_connected_to_and_not_started() -> None:
     envs = [{"id": "a", "address": "tcp://there:5000"}, {"id": "b"}]
     fleet = Fleet(hosts_of(config(train={"env": envs}, eval={})))
