@@ -14,6 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.schemas.artifacts import Batch, Checkpoint
 from ratchet.api.schemas.events import Event, LogLine
 from ratchet.api.schemas.health import HealthFinding, RunHealth
@@ -296,7 +297,7 @@ def run_table(run: Run, address: str, health: RunHealth | None = None) -> Table:
             ("no worker", silent_line(run)),
             ("paused because", clean(run.paused_because or run.pause_reason or "")),
             ("error", error_line(run)),
-            ("warned", clean(_newest(run.warnings))),
+            ("warned", "" if run.status in ENDED else clean(_newest(run.warnings))),
             ("ended", clean(run.end_reason or "")),
             ("env", clean(" + ".join(run.envs))),
             ("model", clean(run.model or "")),

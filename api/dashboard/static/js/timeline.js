@@ -37,6 +37,9 @@ const LABEL_WIDTH = 80;
 const LABEL_HEIGHT = 16;
 const NICE_S = [1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400, 604800];
 
+/** Whether a sample has rollouts in flight, at its worker or in dispatch. */
+const isBusy = (gauge) => gauge.worker_inflight !== 0 || (gauge.inflight_train ?? 0) + (gauge.inflight_eval ?? 0) > 0;
+
 /** The first place in `list`, ascending by `value`, that is not below `wanted`. */
 function place(list, wanted, value) {
 	let low = 0;
@@ -253,7 +256,7 @@ export function show(root, data) {
 		let most = 1;
 		for (let i = Math.max(0, place(gauges, view[0], (g) => g.time) - 2); i < gauges.length && gauges[i].time <= view[1]; i++) {
 			const g = gauges[i];
-			const till = heldUntil(g.time, gauges[i + 1]?.time ?? g.time + 5, g.worker_inflight !== 0, GAP_S);
+			const till = heldUntil(g.time, gauges[i + 1]?.time ?? g.time + 5, isBusy(g), GAP_S);
 			most = Math.max(most, g.permits ?? 0, (g.inflight_train ?? 0) + (g.inflight_eval ?? 0));
 			for (let c = Math.max(0, Math.floor(x(g.time))); c <= Math.min(cells.length - 1, x(till)); c++) {
 				const cell = cells[c];
@@ -364,7 +367,7 @@ export function show(root, data) {
 	/** Recomputes the spans: an event may change those of earlier records. */
 	function lay() {
 		faults = faultsOf(reports, end());
-		gaps = gapsOf(data.gauges, GAP_S, (gauge) => gauge.worker_inflight !== 0 || (gauge.inflight_train ?? 0) + (gauge.inflight_eval ?? 0) > 0);
+		gaps = gapsOf(data.gauges, GAP_S, isBusy);
 		const away = awayOf(faults, loads);
 		spans = [...records.flatMap((record) => spansOf(record, away)), ...loads].sort((a, b) => a[1] - b[1]);
 	}

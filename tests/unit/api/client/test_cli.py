@@ -572,3 +572,6 @@ def test_of_many_warnings_the_newest_are_shown() -> None:
     shown = " ".join(out.getvalue().split())
     assert "batch 2 is empty; batch 3 is empty; batch 4 is empty (and 2 earlier" in shown
     assert "batch 1 is" not in shown
+    done = Run.model_validate({**RUN_EXAMPLE, "warnings": many, "status": "succeeded"})
+    Console(width=120, file=(out := io.StringIO())).print(printing.run_table(done, "http://h"))
+    assert "warned" not in out.getvalue(), "they are events only"
