@@ -299,7 +299,8 @@ class Stack:
         deadline, again = time.monotonic() + READY_WITHIN_S, True
         while not (self._listens(name) and ready()):
             dead = self.alive(name) is None
-            if dead and again and not _free(self.record["ports"][name]):
+            own = ("temporal", "temporal_ui") if name == "temporal" else (name,)
+            if dead and again and not all(_free(self.record["ports"][one]) for one in own):
                 # Somebody took the port since it was planned, such as a stack that starts, too.
                 again = False
                 self.plan()
