@@ -71,6 +71,7 @@ class Fleet(EnginePool):
     def __init__(self, hosts: list[HostState]) -> None:
         self.hosts = hosts
         # By env: losses of its server since its last group ended, whether or not it came up again.
+        # No part of the state: a run that continues as new begins to count anew.
         self._in_vain: Counter[str] = Counter()
 
     def host(self, role: ServerRole, index: int) -> HostState:

@@ -117,15 +117,15 @@ export class Chart {
 		const { panel, view } = this;
 		const colors = this.series.map((s) => seriesColor(s.color));
 		const stack = panel.stack && !view.log;
-		const dotted = panel.points === true || this.lone;
-		const line = (i, more) => ({ label: this.series[i].label, stroke: colors[i], width: 1.6, dash: DASHES[this.series[i].dash ?? 0], spanGaps: true, points: { show: dotted, size: 6, fill: colors[i] }, show: !this.hidden.has(this.series[i].label), ...more });
+		const points = (i, show) => ({ show, size: 6, fill: colors[i] });
+		const line = (i, more) => ({ label: this.series[i].label, stroke: colors[i], width: 1.6, dash: DASHES[this.series[i].dash ?? 0], spanGaps: true, points: points(i, panel.points === true || this.lone), show: !this.hidden.has(this.series[i].label), ...more });
 		const all = this.series.map((_, i) => i);
 		if (this.series.some((s) => s.low)) {
 			const edge = { width: 0.5, dash: [], points: { show: false } };
 			return [...all.map((i) => line(i, { width: 2 })), ...all.flatMap((i) => [line(i, edge), line(i, edge)])];
 		}
 		if (stack) {
-			return all.reverse().map((i) => line(i, { fill: resolved(faded(colors[i], 70)), width: 0.5, points: { show: this.lone, size: 6, fill: colors[i] } }));
+			return all.reverse().map((i) => line(i, { fill: resolved(faded(colors[i], 70)), width: 0.5, points: points(i, this.lone) }));
 		}
 		if (!this.smoothing) return all.map((i) => line(i));
 		return [

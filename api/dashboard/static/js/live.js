@@ -55,8 +55,8 @@ export function keepUp(id, tick, onEvent = () => {}, onGap = () => {}) {
 			over = ended(await tick());
 		} catch (error) {
 			// A run that does not exist may come to be; until then nothing is lost.
-			over = error.status === 404;
-			if (!over && error.name !== "AbortError") showLink("reconnecting");
+			if (error.status === 404) over = true;
+			else if (error.name !== "AbortError") showLink("reconnecting");
 		}
 		busy = false;
 		if (over) showLink("ended");
