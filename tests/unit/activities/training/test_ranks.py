@@ -161,6 +161,7 @@ def test_one_process_is_started_as_before_and_several_by_the_launcher(tmp_path: 
     one = process_spec(tmp_path, host, 1, TrainerConfig())
     assert "torch.distributed.run" not in one.argv and "--ranks" not in one.argv
     assert "OMP_NUM_THREADS" not in one.env
+    assert one.env["OMP_WAIT_POLICY"] == "PASSIVE", "no thread spins on a core that engines need"
     several = process_spec(tmp_path, host, 1, TrainerConfig(ranks=2, deterministic=True))
     at = several.argv.index
     assert several.argv[at("torch.distributed.run") - 1] == "-m"
@@ -173,6 +174,7 @@ def test_one_process_is_started_as_before_and_several_by_the_launcher(tmp_path: 
     assert len(ports) == 2, "trainers of one machine do not meet"
     assert "--deterministic" in several.argv
     assert several.env["OMP_NUM_THREADS"] == str(max(1, len(os.sched_getaffinity(0)) // 2))
+    assert several.env["OMP_WAIT_POLICY"] == "PASSIVE"
 
 
 @pytest.mark.parametrize(("gpus", "what"), [([], "CPU core"), ([1, 1], "GPU")])
