@@ -216,6 +216,27 @@ async def test_a_fork_that_goes_on_was_never_paused(temporal: Client) -> None:
         assert "paused" not in said and "starting" in said
 
 
+async def test_a_fork_that_is_stopped_before_it_is_restored_names_the_step_it_forks(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        handle = await start(world, max_steps=6)
+        await handle.result()
+        run = f"{handle.id}-fork"
+        restore = RestoreInput(run, handle.id, 4)
+        forked = await temporal.start_workflow(
+            "TrainingRun",
+            RunInput(run, config(max_steps=6), world.queues, restore=restore),
+            id=run,
+            task_queue=world.queues.orchestrator,
+            memo={MEMO_KEY: {"status": "queued", "step": 4}},
+            start_signal="stop",
+            start_signal_args=[{"reason": "enough"}],
+        )
+        assert (await forked.result())["end_reason"] == "stopped at step 4: enough"
+        assert not any(event.startswith("restored") for event in world.events)
+
+
 async def test_a_run_that_is_cancelled_before_it_is_restored_stands_where_it_stood(
     temporal: Client,
 ) -> None:
