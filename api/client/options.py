@@ -159,7 +159,7 @@ def asking(as_json_: bool) -> Iterator[Ratchet]:
         problem = invalid_config(field_errors(error.problems), error.source).document
         raise fail(Refused(problem), REFUSED) from None
     except KeyboardInterrupt:
-        err.print("ratchet: interrupted; the request may have taken effect")
+        err.print("ratchet: interrupted; a requested change may have been made")
         raise typer.Exit(INTERRUPTED) from None
 
 
