@@ -112,7 +112,8 @@ def rebuild_index(settings: Settings) -> int:
     except ApiProblem as problem:
         print(f"ratchet api: {problem.document.detail}", file=sys.stderr)
         return 1
-    print(f"ratchet api: checked {count} executions of runs; all of them are in the list")
+    found = f"{count} executions of runs in the Temporal at {temporal.address}"
+    print(f"ratchet api: checked {found}; all of them are in the list")
     return 0
 
 

@@ -74,7 +74,11 @@ def new_key(
         print_json({"name": name, "key": key, "file": str(file), "restart": first})
         return
     print(key)
-    follows = "a running API requires keys once it is restarted" if first else "the API accepts it"
+    follows = (
+        "a running API requires keys once it is restarted"
+        if first
+        else "an API with keys accepts it"
+    )
     print(f"Its hash is in {file}; {follows}.", file=sys.stderr)
 
 

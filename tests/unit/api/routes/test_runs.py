@@ -217,7 +217,8 @@ async def test_a_lost_index_is_rebuilt_by_a_command(
 
     # Temporal's list of executions lags a moment behind.
     assert (await eventually(rebuilt, lambda seen: len(seen) >= len(order)))[:2] == ids[::-1]
-    assert "all of them are in the list" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"in the Temporal at {given['target_host']}; all of them are in the list" in said
     monkeypatch.setenv("TEMPORAL_ADDRESS", "127.0.0.1:1")
     assert await asyncio.to_thread(rebuild_index, served.settings) == 1
     assert "127.0.0.1:1" in capsys.readouterr().err
