@@ -304,10 +304,7 @@ class TrainingRun:
             done = f"all {self._config.max_steps} steps" if self._config.trains else "all evals"
             end_reason = f"{done} are done"
         except Stopped:
-            step = self._state.steps.step
-            if self._arg.restore is not None:
-                step = self._log.before.get("step", step)
-            end_reason = f"stopped at step {step}: {self._state.requests.stop}"
+            end_reason = f"stopped at step {self._log.step}: {self._state.requests.stop}"
         except RunFailed as failure:
             await self._ending.save_before_failing()
             return await self._fail(failure)

@@ -52,10 +52,14 @@ def process_spec(home: Path, host: HostInput, epoch: int, config: TrainerConfig)
 
     process = [PROCESS, "--socket", str(path), "--backend", config.backend]
     process += ["--deterministic"] if config.deterministic else []
-    # It only ever loads folders of the store.
-    env = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "TQDM_DISABLE": "1"}
-    # Threads that spin while they wait would take the cores of engines on this machine.
-    env["OMP_WAIT_POLICY"] = "PASSIVE"
+    # It only ever loads folders of the store. Waiting threads that spin would take the cores of
+    # engines on this machine.
+    env = {
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_DISABLE": "1",
+        "OMP_WAIT_POLICY": "PASSIVE",
+    }
     alone = config.ranks == 1
     return ServerSpec(
         name=f"trainer {host.index}",

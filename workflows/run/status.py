@@ -66,6 +66,11 @@ class RunLog:
         self.before: dict[str, Any] = {}
 
     @property
+    def step(self) -> int:
+        """The step that the run shows: until it is restored, that of its source."""
+        return int(self.before.get("step", self._state.steps.step))
+
+    @property
     def waiting(self) -> Waiting | None:
         """What the run waits for now, of several at once the one that began first."""
         return self._waits[0] if self._waits else None
@@ -281,7 +286,7 @@ class RunLog:
         steps = self._state.steps
         pairs: list[SearchAttributePair[Any]] = [
             SearchAttributePair(STATUS, shown_status(self._state)),
-            SearchAttributePair(STEP, self.before.get("step", steps.step)),
+            SearchAttributePair(STEP, self.step),
             SearchAttributePair(VERSION, max(steps.version, 0)),
             SearchAttributePair(ENV, self._config.envs[0]),
         ]
