@@ -2,8 +2,8 @@
 
 Operations per token run on the packed row, which holds a prefix that sequences share only once. For
 attention the row is cut into its sequences again: those of similar length are padded together and
-go through plain causal attention. So the cost is that of the sequences, not of the squared row, and
-no mask is needed.
+go through plain causal attention. A sequence that is mostly another's prefix leaves it out of its
+queries. So the cost is that of the sequences, or of their ends, not of the squared row.
 
 Invariants:
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,17 +30,40 @@ PROBE = (11, 7)
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Sequences that go through attention together, given by the own tokens of a `Layout`.
+
+    keys, int64 [b, t], has the tokens of each sequence; padding repeats token 0 and is never read.
+    All but the first `skip` of a row are queries; those that they see are, if `skip` is above 0, in
+    mask, bool [t - skip, t], else it is plain causal attention.
+    """
+
+    keys: Tensor
+    skip: int = 0
+    mask: Tensor | None = None
+
+    @property
+    def queries(self) -> Tensor:
+        """The tokens that are computed here, int64 [b, t - skip]."""
+        return self.keys[:, self.skip :]
+
+    def to(self, device: str) -> Rows:
+        """The same rows on `device`."""
+        mask = None if self.mask is None else self.mask.to(device)
+        return Rows(self.keys.to(device), self.skip, mask)
+
+
+@dataclass(frozen=True)
 class Layout:
     """How a packed row of N tokens is computed from U <= N of them, the unique ones ("own").
 
-    groups: the own tokens of each batch of sequences, int64 [b, t] each; padding repeats token 0
-    and is never read. back: the place of each own token in the concatenated groups, int64 [U].
+    back: the place of each own token in the concatenated queries of `groups`, int64 [U].
     Only if sequences share a prefix: own, the place of each own token in the row, int64 [U]; of,
     the own token that represents each place, int64 [N]; before, the own token in front of each own
     one, int64 [U], without meaning for the first of a sequence.
     """
 
-    groups: tuple[Tensor, ...]
+    groups: tuple[Rows, ...]
     back: Tensor
     own: Tensor | None = None
     of: Tensor | None = None
@@ -63,38 +87,57 @@ def layout(lengths: Sequence[int], of: Sequence[int] | None = None) -> Layout:
     """
     import torch
 
-    shared = of is not None
     tokens = torch.arange(sum(lengths)) if of is None else torch.tensor(of)
-    starts = [sum(lengths[:place]) for place in range(len(lengths))]
-    groups, where, offset = [], torch.empty_like(tokens), 0
-    for chosen in _alike(lengths):
-        width = lengths[chosen[0]]
-        group = torch.zeros(len(chosen), width, dtype=torch.int64)
-        for row, place in enumerate(chosen):
-            start, length = starts[place], lengths[place]
-            group[row, :length] = tokens[start : start + length]
-            first = offset + row * width
-            where[start : start + length] = torch.arange(first, first + length)
-        offset += group.numel()
-        groups.append(group)
-    if not shared:
-        return Layout(tuple(groups), where)
     # The highest so far: a place holds an own token if no place before it is as high.
-    highest = tokens.cummax(0).values
-    fresh = torch.cat([torch.ones(1, dtype=torch.bool), highest[1:] > highest[:-1]])
+    highest = torch.cat([torch.tensor([-1]), tokens.cummax(0).values])
+    fresh = highest[1:] > highest[:-1]
+    spans = [slice(*ends) for ends in pairwise([0, *accumulate(lengths)])]
+    sequences = [tokens[span] for span in spans]
+    known = [int((~fresh[span]).sum()) for span in spans]
+    # Plain causal attention leaves out half of the pairs, which a mask does not.
+    skips = [n if 2 * n > length else 0 for n, length in zip(known, lengths, strict=True)]
+    groups, back, offset = [], torch.empty(int(highest[-1]) + 1, dtype=torch.int64), 0
+    for chosen in _alike(lengths, skips):
+        rows = _rows([sequences[k] for k in chosen], min(skips[k] for k in chosen))
+        for row, place in enumerate(chosen):
+            computed = sequences[place][rows.skip :]
+            first = offset + row * rows.queries.shape[1]
+            back[computed] = torch.arange(first, first + len(computed))
+        offset += rows.queries.numel()
+        groups.append(rows)
+    if of is None:
+        return Layout(tuple(groups), back)
     own = fresh.nonzero().squeeze(-1)
-    return Layout(tuple(groups), where[own], own, tokens, tokens[(own - 1).clamp(min=0)])
+    return Layout(tuple(groups), back, own, tokens, tokens[(own - 1).clamp(min=0)])
 
 
-def _alike(lengths: Sequence[int]) -> list[list[int]]:
-    """Sets of sequences of similar length, the longest of each set first."""
+def _alike(lengths: Sequence[int], skips: Sequence[int]) -> list[list[int]]:
+    """Sets of sequences of similar length and skip, the longest of each set first. A sequence that
+    another equals is in none.
+    """
     sets: list[list[int]] = []
-    for place in sorted(range(len(lengths)), key=lambda p: -lengths[p]):
-        if sets and lengths[place] >= LIKE * lengths[sets[-1][0]]:
+    for place in sorted(range(len(lengths)), key=lambda p: (skips[p] > 0, -lengths[p])):
+        if skips[place] == lengths[place]:
+            continue
+        first = sets[-1][0] if sets else place
+        pairs = (lengths[place], lengths[first]), (skips[place], skips[first])
+        if sets and all(min(pair) >= LIKE * max(pair) for pair in pairs):
             sets[-1].append(place)
         else:
             sets.append([place])
     return sets
+
+
+def _rows(sequences: list[Tensor], skip: int) -> Rows:
+    """Sequences as rows of attention, without their first `skip` tokens as queries."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    keys = pad_sequence(sequences, batch_first=True)
+    if not skip:
+        return Rows(keys)
+    width = keys.shape[1]
+    return Rows(keys, skip, torch.ones(width - skip, width, dtype=torch.bool).tril(skip))
 
 
 def packed_attention(
@@ -119,17 +162,18 @@ def packed_attention(
     if kwargs.get("sliding_window") is not None:
         raise ValueError("its attention has a sliding window")
     look_up = torch.nn.functional.embedding
-    rows = [x[0].transpose(0, 1).reshape(x.shape[2], -1) for x in (query, key, value)]
+    flat = [x[0].transpose(0, 1).reshape(x.shape[2], -1) for x in (query, key, value)]
     heads = [x.shape[1] for x in (query, key, value)]
     outputs = []
-    for group in layout.groups:
-        b, t = group.shape
+    for rows in layout.groups:
         cut = [
-            look_up(group, flat).view(b, t, count, -1).transpose(1, 2)
-            for flat, count in zip(rows, heads, strict=True)
+            look_up(chosen, values).view(*chosen.shape, count, -1).transpose(1, 2)
+            for chosen, values, count in zip(
+                (rows.queries, rows.keys, rows.keys), flat, heads, strict=True
+            )
         ]
-        output, _ = sdpa_attention_forward(module, *cut, None, **kwargs)
-        outputs.append(output.reshape(b * t, -1))
+        output, _ = sdpa_attention_forward(module, *cut, rows.mask, **kwargs)
+        outputs.append(output.reshape(rows.queries.numel(), -1))
     joined = look_up(layout.back, torch.cat(outputs))
     return joined.view(1, joined.shape[0], heads[0], -1), None
 

@@ -228,8 +228,9 @@ def test_what_a_component_lacks_is_refused() -> None:
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
 def test_layout_goes_there_and_back(lengths: list[int]) -> None:
     made = attention.layout(lengths)
-    joined = torch.cat([group.flatten() for group in made.groups])
+    joined = torch.cat([rows.queries.flatten() for rows in made.groups])
     assert torch.equal(joined[made.back], torch.arange(sum(lengths)))
+    assert all(rows.mask is None for rows in made.groups)
 
 
 def test_packed_scores_are_those_of_each_sample_alone(policy: Path) -> None:
@@ -282,5 +283,5 @@ def test_a_model_with_sliding_windows_is_not_packed(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(1, 200), min_size=1, max_size=20))
 def test_no_group_is_padded_by_more_than_a_third(lengths: list[int]) -> None:
-    padded = sum(group.numel() for group in attention.layout(lengths).groups)
+    padded = sum(rows.keys.numel() for rows in attention.layout(lengths).groups)
     assert attention.LIKE * padded <= sum(lengths)

@@ -35,7 +35,7 @@ def test_each_beginning_of_a_row_is_there_once(drawn: list[list[int]], multiple:
     padding = len(row) - len(beginnings)
     beginnings += [(-1, *[1] * k) for k in range(padding)]
     assert made is not None
-    joined = torch.cat([group.flatten() for group in made.groups])
+    joined = torch.cat([rows.queries.flatten() for rows in made.groups])
     if made.own is None:
         assert len(set(beginnings)) > 0.9 * (len(row) - padding)
         assert torch.equal(joined[made.back], torch.arange(len(row)))
@@ -47,10 +47,25 @@ def test_each_beginning_of_a_row_is_there_once(drawn: list[list[int]], multiple:
     assert torch.equal(joined[made.back], torch.arange(len(kept)))
     for beginning, before in zip(kept, made.before.tolist(), strict=True):
         assert len(beginning) == 1 or kept[before] == beginning[:-1]
-    rows = [tuple(kept[k] for k in line) for group in made.groups for line in group.tolist()]
-    for ids in drawn:
-        whole = tuple(tuple(ids[: k + 1]) for k in range(len(ids)))
-        assert any(line[: len(ids)] == whole for line in rows)
+    seen = [
+        rows.keys[k][: j + 1] if rows.mask is None else rows.keys[k][rows.mask[j]]
+        for rows in made.groups
+        for k in range(len(rows.queries))
+        for j in range(rows.queries.shape[1])
+    ]
+    for beginning, place in zip(kept, made.back.tolist(), strict=True):
+        ends = range(1, len(beginning) + 1)
+        assert [kept[token] for token in seen[place].tolist()] == [beginning[:n] for n in ends]
+
+
+def test_what_most_of_a_sequence_shares_is_attended_from_once() -> None:
+    samples = grouped()
+    made = pack(list(range(len(samples))), samples).layout
+    assert made is not None
+    pairs = sum(rows.queries.numel() * rows.keys.shape[1] for rows in made.groups)
+    # Of each prompt's four samples one has all 40 queries, two the 16 after the prompt, one none.
+    assert [rows.skip for rows in made.groups] == [0, 24]
+    assert pairs == 3 * 40 * 40 + 6 * 16 * 40
 
 
 def grouped(size: int = 3) -> list[Sample]:
