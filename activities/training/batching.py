@@ -68,14 +68,18 @@ class MicroBatch:
         return replace(self, **{k: v.to(device) for k, v in held.items() if hasattr(v, "to")})
 
     def work(self) -> tuple[int, int]:
-        """Tokens of its samples that the model computes, each shared one once, and the sum of the
-        samples' squared lengths.
+        """Tokens of its samples that the model computes, each shared one once, and the squared
+        lengths that causal attention from these tokens amounts to: a token at place n adds 2n + 1.
         """
         lengths = self.lengths[: len(self.indices)]
-        tokens = sum(lengths)
+        tokens, squares = sum(lengths), sum(length * length for length in lengths)
         if lengths and self.layout is not None and self.layout.own is not None:
-            tokens = self.layout.own.numel() - sum(self.lengths[len(lengths) :])
-        return tokens, sum(length * length for length in lengths)
+            assert self.positions is not None
+            padding = self.lengths[len(lengths) :]
+            tokens = self.layout.own.numel() - sum(padding)
+            seen = int((2 * self.positions[0, self.layout.own] + 1).sum())
+            squares = seen - sum(length * length for length in padding)
+        return tokens, squares
 
     def spans(self) -> list[tuple[int, int, int]]:
         """Where each sample of `indices` lies: (row, start, stop), in their order."""

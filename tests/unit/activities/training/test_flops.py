@@ -56,7 +56,11 @@ def test_what_samples_share_is_computed_once() -> None:
     assert apart.work() == (sum(apart.lengths), sum(n * n for n in apart.lengths))
     (shared,) = micro_batches([one, one], 256, 4096, packing=True)
     length = len(one.token_ids)
-    assert shared.work() == (length, 2 * length**2)
+    assert shared.work() == (length, length**2)
+    half = length // 2
+    ids = one.token_ids[:half] + [(token + 1) % 100 for token in one.token_ids[half:]]
+    (fork,) = micro_batches([one, replace(one, token_ids=ids)], 256, 4096, packing=True)
+    assert fork.work() == (2 * length - half, 2 * length**2 - half**2)
     (padded,) = micro_batches([one, other], 256, 4096)
     assert padded.work() == apart.work(), "padding is no work"
     (row,) = micro_batches([one], 256, 4096, packing=True)
