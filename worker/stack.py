@@ -405,7 +405,13 @@ class Stack:
             return None
 
     def _save(self) -> None:
-        write_record(self.file, self.record)
+        # Two that take the stack down at once would rename each other's part.
+        folder = os.open(self.home, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            write_record(self.file, self.record)
+        finally:
+            os.close(folder)
 
 
 def _recorded(file: Path) -> dict[str, dict[str, Any]]:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -75,6 +76,16 @@ def test_the_record_is_on_the_disk_before_its_name_is(
     monkeypatch.setattr(os, "fsync", spy)
     stack._save()
     assert synced == [("stack.part", False)]
+
+
+def test_several_may_save_at_once(tmp_path: Path) -> None:
+    def save(_: int) -> None:
+        for _ in range(25):
+            Stack(tmp_path)._save()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(save, range(8))) == [None] * 8
+    assert json.loads((tmp_path / "stack.json").read_text()) == {"ports": {}, "processes": {}}
 
 
 @pytest.mark.parametrize("own", [False, True])
