@@ -1,8 +1,8 @@
 """reasoning-gym-tasks: verifiable tasks of the reasoning-gym package, any of them by name.
 
-One turn. The reward is the package's own score of the answer in [0, 1]; a reply that never ends
-earns nothing. An example belongs to the split that the hash of its question falls in, so that eval
-questions are never trained on.
+One turn, after the solved examples (shots) that the config shows. The reward is the package's own
+score of the answer in [0, 1]; a reply that never ends earns nothing. An example belongs to the
+split that the hash of its question falls in, so that eval questions are never trained on.
 """
 
 import functools
@@ -85,25 +85,38 @@ class ReasoningGymConfig(vf.TasksetConfig):
     arguments: dict[str, Any] = Field(default_factory=dict)
     suffix: str = ""
     answer: Literal["reply", "last-number"] = "reply"
+    shots: list[tuple[str, str]] = Field(default_factory=list)
 
 
 class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
-    """Entries of one split, in the package's order; a task with few questions repeats them."""
+    """Entries of one split, in the package's order; a task with few questions repeats them. Those
+    whose questions are shown as shots are left out.
+    """
 
     def load(self) -> Iterator[ReasoningGymTask]:
-        """Yields one task per entry; raises ValueError if the task has too few of them."""
+        """Yields one task per entry; raises ValueError if the task has too few of them or a shot
+        is an eval question.
+        """
         config = self.config
         size = config.num_examples * TRIES_PER_EXAMPLE
         arguments = json.dumps(config.arguments, sort_keys=True)
         entries = entries_of(config.dataset, arguments, config.seed, size)
+        shown = {question for question, _ in config.shots}
+        if held_out := sorted(question for question in shown if split_of(question) == "eval"):
+            raise ValueError(f"shots: {held_out[0]!r} is an eval question; show another")
+        solved: vf.Messages = []
+        for question, reply in config.shots:
+            user = vf.UserMessage(content=question + config.suffix)
+            solved += [user, vf.AssistantMessage(content=reply)]
         found = 0
         for index in range(size):
             question = entries[index]["question"]
-            if (split_of(question) == "eval") != (config.split == "eval"):
+            if question in shown or (split_of(question) == "eval") != (config.split == "eval"):
                 continue
+            asked = question + config.suffix
             data = ReasoningGymData(
                 id=f"{config.seed}/{index}",
-                prompt=question + config.suffix,
+                prompt=[*solved, vf.UserMessage(content=asked)] if solved else asked,
                 dataset=config.dataset,
                 arguments=arguments,
                 seed=config.seed,

@@ -53,6 +53,28 @@ def test_a_task_is_an_entry_of_the_package() -> None:
     assert score(one, entries[one.data.index]["answer"]) == 1.0
 
 
+def test_shots_are_turns_of_the_prompt_whose_questions_are_not_asked() -> None:
+    plain = tasks(num_examples=400)
+    shown = [question(plain[0]), question(plain[1])]
+    shots = [(asked, f"reply {index}") for index, asked in enumerate(shown)]
+    train = tasks(num_examples=300, shots=shots, suffix=" Go.")
+    held_out = tasks(num_examples=300, shots=shots, suffix=" Go.", split="eval")
+    for task in train + held_out:
+        *solved, asked = task.data.prompt
+        assert [message.role for message in solved] == ["user", "assistant"] * 2
+        assert [message.content for message in solved[::2]] == [text + " Go." for text in shown]
+        assert [message.content for message in solved[1::2]] == ["reply 0", "reply 1"]
+        assert asked.content == question(task) + " Go."
+    asked_of = {question(task) for task in train}
+    assert asked_of <= {question(task) for task in plain} - set(shown) and len(asked_of) > 100
+
+
+def test_an_eval_question_is_no_shot() -> None:
+    (held_out,) = tasks(num_examples=1, split="eval")
+    with pytest.raises(ValueError, match="is an eval question; show another"):
+        tasks(shots=[(question(held_out), "7")])
+
+
 def test_what_verifiers_names_keeps_its_meaning() -> None:
     own, settings = vars(ReasoningGymTask), ReasoningGymConfig.model_fields
     assert not {name for name in own if not name.startswith("_")} & set(dir(vf.Task))
