@@ -106,8 +106,8 @@ class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
             raise ValueError(f"shots: {held_out[0]!r} is an eval question; show another")
         solved: vf.Messages = []
         for question, reply in config.shots:
-            user = vf.UserMessage(content=question + config.suffix)
-            solved += [user, vf.AssistantMessage(content=reply)]
+            solved.append(vf.UserMessage(content=question + config.suffix))
+            solved.append(vf.AssistantMessage(content=reply))
         found = 0
         for index in range(size):
             question = entries[index]["question"]
