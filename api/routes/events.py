@@ -15,7 +15,7 @@ from pydantic import Field
 
 from ratchet.api.http.problems import documented
 from ratchet.api.schemas.common import ListOf
-from ratchet.api.schemas.events import Event, Level, LogLine
+from ratchet.api.schemas.events import EVENT_TYPES, Event, Level, LogLine
 from ratchet.api.schemas.problems import ApiProblem, unknown_cursor
 from ratchet.api.services.core import RunId, Served, Services
 from ratchet.api.services.process_logs import log_of, missing_log
@@ -63,6 +63,15 @@ def _of_types(types: str | None) -> Wanted:
     if types is None:
         return everything
     named = {name.strip() for name in types.split(",")}
+    short = sorted({known.partition(".")[0] for known in EVENT_TYPES})
+    if unknown := sorted(named.difference(EVENT_TYPES, short)):
+        raise ApiProblem(
+            422,
+            "invalid-request",
+            "The request has invalid parameters",
+            f"types: there is no {' or '.join(map(repr, unknown))}; events are of the types "
+            f"{', '.join(EVENT_TYPES)}, of which {', '.join(short)} are short",
+        )
     return lambda event: event.type in named or event.type.partition(".")[0] in named
 
 
@@ -106,7 +115,7 @@ async def list_events(
         Query(
             max_length=1000,
             description="Only events of these types, separated by commas; `server` is short for "
-            "all that begin with `server.`.",
+            f"all that begin with `server.`. Types: {', '.join(f'`{it}`' for it in EVENT_TYPES)}.",
             examples=["run.ended,server"],
         ),
     ] = None,

@@ -1,13 +1,25 @@
 """What happened to a run."""
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, Field
 
+from ratchet.activities.contracts.hosting import ServerState
 from ratchet.api.schemas.common import examples
 
 Level = Literal["debug", "info", "warning", "error"]
+_OF_RUNS = (
+    "created resumed status waiting step eval_started eval checkpoint config metadata asked warning "
+    "alarm health trouble stuck ended"
+)
+EVENT_TYPES = (
+    *(f"run.{what}" for what in _OF_RUNS.split()),
+    *(f"server.{state}" for state in get_args(ServerState)),
+    "work.done",
+    "work.failed",
+)
+"""Every type of an event."""
 
 
 class Event(BaseModel):

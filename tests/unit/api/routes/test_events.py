@@ -16,6 +16,7 @@ from ratchet.activities.contracts.hosting import HostReport
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.redact import redacted
 from ratchet.api.app import create_app
+from ratchet.api.schemas.events import EVENT_TYPES
 from ratchet.api.services import core
 from ratchet.api.temporal import histories
 from ratchet.api.temporal.client import Temporal
@@ -58,6 +59,7 @@ async def everything(
             continue
         page = answer.json()
         assert page["has_more"] == (page["next_after"] is not None)
+        assert path != "events" or {event["type"] for event in page["data"]} <= set(EVENT_TYPES)
         found += page["data"]
         if not page["has_more"]:
             return found
@@ -128,6 +130,10 @@ async def test_what_happens_is_reported_in_order_and_pages_cover_it_once(served:
     assert some == [e for e in found if e["type"] in ("run.step", "server.down")] and len(some) == 4
     some = await everything(served.http, run_id, 1, types="run.step", order="desc")
     assert [event["data"]["step"] for event in some] == [5, 4, 3]
+    unknown = await served.http.get(f"/v1/runs/{run_id}/events?types=run.step,run.sleep,servers")
+    assert unknown.status_code == 422
+    assert "there is no 'run.sleep' or 'servers'" in unknown.json()["detail"]
+    assert "types run.created" in unknown.json()["detail"]
 
 
 async def test_the_reason_of_every_verb_is_kept(served: Served, tmp_path: Path) -> None:
