@@ -99,13 +99,13 @@ class EnvConfig(Section):
         default=None,
         description="tcp://host:port of an env server that someone else runs; none is started.",
     )
-    workers: int = Field(
-        default=1,
-        ge=1,
-        le=MOST_WORKERS,
+    workers: Annotated[int, Field(ge=1, le=MOST_WORKERS)] | Literal["auto"] = Field(
+        default="auto",
         description="Servers to start for it, each a process with its own event loop. A rollout "
         "goes to the one that has the fewest; more than one helps environments whose own code "
-        "keeps a core busy. Where train and eval share servers, the larger number applies.",
+        "keeps a core busy. 'auto': one for each 256 permits, but all envs together no more than "
+        "half of the cores of the machine where a worker checked the config. Where train and eval "
+        "share servers, the larger number applies.",
     )
     timeout_s: float = Field(
         default=120.0,
@@ -136,7 +136,7 @@ class EnvConfig(Section):
 
     @model_validator(mode="after")
     def _workers_are_started_here(self) -> "EnvConfig":
-        if self.address is not None and self.workers > 1:
+        if self.address is not None and self.workers not in (1, "auto"):
             raise ValueError(
                 f"workers is {self.workers}, but no server is started for an env that has an "
                 "address; remove `workers` or `address`"

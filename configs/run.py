@@ -253,7 +253,8 @@ class RunConfig(Section):
                 f"trainer.micro_batch_tokens ({self.trainer.micro_batch_tokens}) must hold one "
                 f"sample of trainer.seq_len ({self.trainer.seq_len})"
             )
-        extra = sum(env.workers - 1 for env in [*self.train.env, *self.eval.env])
+        counts = [env.workers for env in [*self.train.env, *self.eval.env]]
+        extra = sum(count - 1 for count in counts if count != "auto")
         if extra > MOST_EXTRA_SERVERS:
             raise ValueError(
                 f"`workers` of all envs ask for {extra} servers besides the first of each, but a "

@@ -74,6 +74,16 @@ def from_5_to_6(config: Document) -> Document:
     return {**config, "retention": {"rollouts": "all", **config.get("retention", {})}}
 
 
+def from_6_to_7(config: Document) -> Document:
+    """An env had one server unless its section named a number."""
+    sides = {kind: config[kind] for kind in ("train", "eval") if kind in config}
+    alone = {
+        kind: {**side, "env": [{"workers": 1, **env} for env in side.get("env", ())]}
+        for kind, side in sides.items()
+    }
+    return {**config, **alone}
+
+
 def _quiet(side: Document) -> Document:
     envs = [{"log_level": "warning", **env, **_waits_as_before(env)} for env in side.get("env", ())]
     return {**side, "env": envs}
@@ -108,6 +118,7 @@ CONFIG = Versions(
         3: from_3_to_4,
         4: from_4_to_5,
         5: from_5_to_6,
+        6: from_6_to_7,
     },
 )
 

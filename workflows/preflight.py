@@ -33,8 +33,8 @@ OUTSIDE = ("custom", "echo", "opd", "opsd", "sft")
 
 
 async def run_preflight(arg: PreflightInput) -> CheckResult:
-    """All problems of the config that workers find, the number of examples per env, and the run's
-    needs of memory and disk.
+    """All problems of the config that workers find, the number of examples per env, the run's needs
+    of memory and disk, and the cores that its envs have.
     """
 
     config = read_config(arg.config)
@@ -72,7 +72,7 @@ async def run_preflight(arg: PreflightInput) -> CheckResult:
             for key, message in too_large(config, examples)
         ]
     estimates = {what: parts for result in results for what, parts in result.estimates.items()}
-    return CheckResult(problems, examples, estimates)
+    return CheckResult(problems, examples, estimates, max(result.cores for result in results))
 
 
 def _looks_outside(config: dict[str, Any]) -> bool:

@@ -331,7 +331,7 @@ class TrainingRun:
         return self._log.memo()
 
     async def _start(self) -> None:
-        queues = self._arg.queues
+        queues, cores = self._arg.queues, self._arg.cores
         if not self._state.lifecycle.examples:
             self._log.set_status("queued")
 
@@ -346,8 +346,9 @@ class TrainingRun:
                 text = "; ".join(f"{p.key}: {p.message}" for p in found.problems)
                 raise RunFailed("preflight", text, code="bad_input", user=True)
             self._log.checked(found.examples)
+            cores = found.cores
         if self._arg.restore is not None:
-            await self._restore(self._arg.restore)
+            await self._restore(self._arg.restore, cores)
         policy: PolicyResult | None = None
         if self._config.after is not None:
             # The run whose version it is may delete that while this one waits.
@@ -360,8 +361,8 @@ class TrainingRun:
         if policy is None:
             policy = await self._outages.perform("the policy", self._prepare)
         self._pushes.begin(policy)
-        hosts = hosts_of(self._config)
-        together = shared(hosts_of(self._config))
+        hosts = hosts_of(self._config, cores)
+        together = shared(hosts_of(self._config, cores))
         if len(together) < len(hosts) and not workflow.patched(OWN_ENV_SERVERS):
             hosts = together
         self._fleet.hosts.extend(hosts)
@@ -387,7 +388,7 @@ class TrainingRun:
         # That run may be paused for as long as a run may.
         await self._log.perform(name, over(), PAUSED_AT_MOST, stoppable=True)
 
-    async def _restore(self, restore: RestoreInput) -> None:
+    async def _restore(self, restore: RestoreInput, cores: int) -> None:
         """Continues, as a new execution, from a checkpoint."""
 
         def read() -> Awaitable[RestoreResult]:
@@ -398,7 +399,7 @@ class TrainingRun:
         result = await self._outages.perform("the checkpoint", read)
         result = replace(result, run_state=CHECKPOINT_STATE.upgraded(result.run_state))
         found: RunState = decoded(RunState, result.run_state["state"])
-        state = restored(restore, result, found, self._config)
+        state = restored(restore, result, found, self._config, cores)
         restoring = RunLog(self._arg.run_id, self._config, state)
         life, mine = state.lifecycle, self._state.lifecycle
         # A fork stays one that is resumed before it has a checkpoint of its own.

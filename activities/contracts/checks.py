@@ -34,13 +34,15 @@ def without_secrets(problems: Iterable[CheckProblem]) -> list[CheckProblem]:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Problems (empty: none), the number of examples per '<kind>/<env>', and what the run will
-    take, in bytes by part, of 'trainer memory', 'engine memory' and 'disk'.
+    """Problems (empty: none), the number of examples per '<kind>/<env>', what the run will take, in
+    bytes by part, of 'trainer memory', 'engine memory' and 'disk', and how many `cores` the machine
+    has where the environments were checked (0: not known).
     """
 
     problems: list[CheckProblem] = field(default_factory=list)
     examples: dict[str, int] = field(default_factory=dict)
     estimates: dict[str, dict[str, int]] = field(default_factory=dict)
+    cores: int = 0
 
 
 def load_limits(config: RunConfig) -> dict[str | None, float]:

@@ -109,12 +109,12 @@ class PlannedHost:
         return not self.address
 
 
-def planned_hosts(config: RunConfig) -> list[PlannedHost]:
-    """Every server the run needs, by role."""
+def planned_hosts(config: RunConfig, cores: int = 0) -> list[PlannedHost]:
+    """Every server the run needs, by role; `cores` are those of a machine for envs, if known."""
     return [
         PlannedHost(name, index, server, address)
         for name, role in SERVERS.items()
-        for index, (server, address) in enumerate(role.plan(config).items())
+        for index, (server, address) in enumerate(role.plan(config, cores).items())
     ]
 
 

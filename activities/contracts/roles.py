@@ -6,11 +6,12 @@ says how it is started. Invariant: servers are planned, opened and listed in the
 which recorded histories rely on.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ratchet.configs.env import EnvConfig
+from ratchet.configs.env import MOST_WORKERS, EnvConfig
 from ratchet.configs.run import RunConfig
 
 LagRole = Literal["orchestrator", "trainer", "inference", "env"]
@@ -26,16 +27,24 @@ ServerRole = Literal["engine", "env", "trainer"]
 @dataclass(frozen=True)
 class Role:
     """The servers of one role, which workers of `kept_by` host. `plan` says which ones a run needs,
-    name to address, in order; the run starts those without an address. Events name a server by its
-    index, unless it is `named`.
+    name to address, in order, given the cores of a machine for envs (0: not known); the run starts
+    those without an address. Events name a server by its index, unless it is `named`.
     """
 
     kept_by: WorkerRole
-    plan: Callable[[RunConfig], Mapping[str, str]]
+    plan: Callable[[RunConfig, int], Mapping[str, str]]
     named: bool = False
 
 
-def _engines(config: RunConfig) -> dict[str, str]:
+PERMITS_PER_WORKER = 256
+"""Rollouts in flight for which one server of an env is enough."""
+
+
+def _trainer(config: RunConfig, cores: int) -> dict[str, str]:
+    return {"trainer": ""} if config.trains else {}
+
+
+def _engines(config: RunConfig, cores: int) -> dict[str, str]:
     return {f"engine-{k}": "" for k in range(config.inference.engines)}
 
 
@@ -43,7 +52,17 @@ _STARTED_BY = ("args", "path", "log_level")
 """Keys of an env that affect how its server is started."""
 
 
-def _envs(config: RunConfig) -> dict[str, str]:
+def _workers(config: RunConfig, env: EnvConfig, cores: int) -> int:
+    """How many servers an env's section needs. Half of the cores are left to what they serve."""
+    if env.workers != "auto":
+        return env.workers
+    envs = {other.name for other in (*config.train.env, *config.eval.env)}
+    permits = config.permits or config.dispatch.concurrency.max_inflight
+    most = cores // 2 // len(envs) if env.address is None else 1
+    return max(1, min(math.ceil(permits / PERMITS_PER_WORKER), most, MOST_WORKERS))
+
+
+def _envs(config: RunConfig, cores: int) -> dict[str, str]:
     """One server per env name, but 'train/<name>' and 'eval/<name>' if its sections need different
     servers; as many of each as the sections that share it ask for.
     """
@@ -61,29 +80,30 @@ def _envs(config: RunConfig) -> dict[str, str]:
         for env in envs:
             server = f"{kind}/{env.name}" if env.name in apart else env.name
             addresses.setdefault(server, env.address or "")
-            workers[server] = max(workers.get(server, 1), env.workers)
+            count = _workers(config, env, cores)
+            workers[server] = max(workers.get(server, 1), count)
     return {
-        name: address
+        server if number == 1 else f"{server}:{number}": address
         for server, address in addresses.items()
-        for name in workers_of(server, workers[server])
+        for number in range(1, workers[server] + 1)
     }
 
 
-def workers_of(server: str, count: int) -> list[str]:
-    """Names of the `count` env servers that share the work of one: its own, then ':2', ':3', …"""
-    return [server, *(f"{server}:{number}" for number in range(2, count + 1))]
+def shared_name(server: str) -> str:
+    """What servers that share the work of one have in common: they are 'x', 'x:2', 'x:3', …"""
+    return server.partition(":")[0]
 
 
 def sections_of(config: RunConfig, server: str) -> list[tuple[str, EnvConfig]]:
     """The env sections, each with its kind, that an env server serves."""
-    kind, _, name = server.partition(":")[0].rpartition("/")
+    kind, _, name = shared_name(server).rpartition("/")
     sections: list[tuple[str, EnvConfig]] = [("train", env) for env in config.train.env]
     sections += [("eval", env) for env in config.eval.env]
     return [(own, env) for own, env in sections if env.name == name and kind in ("", own)]
 
 
 SERVERS: dict[ServerRole, Role] = {
-    "trainer": Role("trainer", lambda config: {"trainer": ""} if config.trains else {}),
+    "trainer": Role("trainer", _trainer),
     "engine": Role("inference", _engines),
     "env": Role("env", _envs, named=True),
 }

@@ -31,6 +31,7 @@ from ratchet.activities.contracts.checks import (
 )
 from ratchet.activities.envs import load_times, loading
 from ratchet.activities.envs.probe import probe
+from ratchet.activities.runtime import machine
 from ratchet.activities.runtime.children import (
     as_parent,
     child_env,
@@ -100,7 +101,7 @@ class EnvActivities:
                 )
         problems += once(found) + [problem for problem in answers if problem is not None]
         problems.sort(key=lambda p: p.pointer)
-        return CheckResult(without_secrets(problems), examples)
+        return CheckResult(without_secrets(problems), examples, cores=machine.cores())
 
     async def _check_path(
         self, path: str | None, requests: list[dict[str, Any]], limit_s: float

@@ -1,4 +1,4 @@
-"""How much memory this machine has for one process."""
+"""What this machine has for a process: cores, memory, GPUs."""
 
 import importlib.metadata
 import os
@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup/memory.max")
+CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 MIB = 2**20
 ONE_MACHINE = "RATCHET_ONE_MACHINE"
 """Set in the environment of workers of all roles that share one machine, as those of `make up`."""
@@ -17,6 +18,13 @@ def memory(limit: Path = CGROUP) -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = limit.read_text().strip() if limit.is_file() else "max"
     return min(total, int(text)) if text.isdigit() else total
+
+
+def cores(limit: Path = CPU_LIMIT) -> int:
+    """Cores on which this process may run, or as many as its container may use of them."""
+    most = len(os.sched_getaffinity(0))
+    quota, _, period = (limit.read_text().strip() if limit.is_file() else "max").partition(" ")
+    return min(most, max(1, int(quota) // int(period))) if quota.isdigit() else most
 
 
 def has_all_roles() -> bool:

@@ -155,8 +155,8 @@ def _evals_of(config: RunConfig, interval: int) -> int | None:
     return due + (not config.eval.skip_first_step)
 
 
-def plan_of(config: RunConfig) -> Plan:
-    """The plan of a valid config."""
+def plan_of(config: RunConfig, cores: int = 0) -> Plan:
+    """The plan of a valid config, where envs have so many `cores` (0: not known)."""
     batch = config.train.batch_size if config.trains else 0
     groups: dict[str, float] | None = None if config.trains else {}
     if batch:
@@ -175,7 +175,7 @@ def plan_of(config: RunConfig) -> Plan:
             )
         )
     servers: dict[str, list[str]] = {}
-    for host in planned_hosts(config):
+    for host in planned_hosts(config, cores):
         if host.managed:
             servers.setdefault(host.role, []).append(host.name)
     return Plan(
@@ -301,7 +301,7 @@ async def planned(services: Services, start: Start, *, preflight: bool) -> Resol
     return await services.aside(
         lambda: ResolvedConfig(
             config=resolved(start.config),
-            plan=plan_of(start.config),
+            plan=plan_of(start.config, verdict.cores),
             examples=verdict.examples,
             estimates=verdict.estimates,
             unchecked=unchecked,
@@ -370,6 +370,7 @@ async def launch(services: Services, start: Start, caller: Caller, once: Once | 
             config=document,
             queues=settings.queues,
             examples=verdict.examples if verdict else {},
+            cores=verdict.cores if verdict else 0,
             created_at=created_at,
             restore=restore,
         ),

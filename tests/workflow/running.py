@@ -10,7 +10,9 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
+from ratchet.activities.contracts.checks import CheckResult
 from ratchet.activities.contracts.names import HOST_SERVER, Queues
+from ratchet.api.schemas.events import EVENT_TYPES
 from ratchet.api.temporal.event_log import EventBuilder
 from ratchet.api.temporal.histories import _decode
 from ratchet.configs.load import validate
@@ -71,13 +73,20 @@ def worker(world: World, cached: int = 100) -> Worker:
 
 
 async def start(
-    world: World, signal: tuple[str, Any] | None = None, **overrides: Any
+    world: World,
+    signal: tuple[str, Any] | None = None,
+    checked: CheckResult | None = None,
+    **overrides: Any,
 ) -> WorkflowHandle[Any, Any]:
-    """Starts a run in `world`; its first task brings `signal`, a name and a payload."""
+    """Starts a run in `world`; its first task brings `signal`, a name and a payload. With `checked`
+    the preflight was made before.
+    """
     run_id = f"run-{uuid.uuid4().hex[:8]}"
+    found = {} if checked is None else {"examples": checked.examples, "cores": checked.cores}
+    created = {"created_at": "2026-01-01T00:00:00Z", **found}
     return await world.client.start_workflow(
         "TrainingRun",
-        RunInput(run_id, config(**overrides), world.queues, created_at="2026-01-01T00:00:00Z"),
+        RunInput(run_id, config(**overrides), world.queues, **created),  # type: ignore[arg-type]
         id=run_id,
         task_queue=world.queues.orchestrator,
         id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
@@ -183,6 +192,8 @@ async def events(world: World, handle: WorkflowHandle[Any, Any], kind: str) -> l
         builder = EventBuilder(execution, _decode)
         one = world.client.get_workflow_handle(handle.id, run_id=execution)
         async for event in one.fetch_history_events():
-            told += [e.message for e in await builder.take(event) if e.type == kind]
+            taken = await builder.take(event)
+            assert {e.type for e in taken} <= set(EVENT_TYPES)
+            told += [e.message for e in taken if e.type == kind]
         execution = builder.successor
     return told

@@ -9,7 +9,7 @@ from temporalio.api.common.v1 import Payload, Payloads
 from temporalio.api.workflowservice.v1 import SignalWorkflowExecutionRequest
 from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
 
-from ratchet.activities.contracts.checks import CheckProblem
+from ratchet.activities.contracts.checks import CheckProblem, CheckResult
 from ratchet.activities.contracts.names import Queues
 from tests.workflow.running import (
     WITHIN_S,
@@ -53,6 +53,21 @@ async def test_run_steps_the_policy_version_to_max_steps(temporal: Client) -> No
         assert seen["status"] == "succeeded" and seen["finished_at"]
         assert seen["rollouts"] == {"train": 48, "eval": 12}
         assert [world.metrics[step]["progress/evals"] for step in (1, 3, 4, 6)] == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("checked_by", ["the run", "the API"])
+async def test_a_run_starts_as_many_env_servers_as_the_checked_machine_has_cores_for(
+    temporal: Client, checked_by: str
+) -> None:
+    examples = {f"{kind}/reverse-text": 100 for kind in ("train", "eval")}
+    async with world_of(temporal, cached=0) as world:
+        world.cores = 6
+        checked = CheckResult(examples=examples, cores=6) if checked_by == "the API" else None
+        dispatch = {"max_inflight_rollouts": 600}
+        handle = await start(world, checked=checked, dispatch=dispatch, max_steps=2)
+        assert (await handle.result())["status"] == "succeeded"
+        check_exactly_once(world, 2)
+        assert sorted(world.epochs) == ["engine/0", "env/0", "env/1", "env/2", "trainer/0"]
 
 
 async def test_a_step_tells_what_it_waited_for(temporal: Client) -> None:

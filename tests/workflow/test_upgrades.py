@@ -204,7 +204,7 @@ async def test_a_newer_input_waits_for_the_worker_that_reads_it(
     plain = {**recorded["config"], "max_steps": 7}
     state = RUN_STATE.upgraded(moved(world, FIRST.run, recorded["state"]))
     changes = {
-        RUN_INPUT.what: {"schema": 2, "config": plain},
+        RUN_INPUT.what: {"schema": RUN_INPUT.current + 1, "config": plain},
         RUN_STATE.what: {"state": {**state, "schema": RUN_STATE.current + 1}, "config": plain},
         CONFIG.what: {"config": {**CONFIG.upgraded(plain), "schema": CONFIG.current + 1}},
     }

@@ -112,6 +112,7 @@ class World:
     holds: set[str] = field(default_factory=set)
     problems: list[CheckProblem] = field(default_factory=list)
     train_examples: int = 5000
+    cores: int = 0
     rolled_out: Counter[str] = field(default_factory=Counter)
     examples: Counter[tuple[str, int]] = field(default_factory=Counter)
     example_of: dict[str, tuple[str, int]] = field(default_factory=dict)
@@ -210,7 +211,7 @@ class World:
         self._store(names.CHECK_ENVS)
         train = {f"train/{env['name']}": self.train_examples for env in arg.config["train"]["env"]}
         evals = {f"eval/{env['name']}": self.eval_examples for env in arg.config["eval"]["env"]}
-        return CheckResult(self.problems, {**train, **evals})
+        return CheckResult(self.problems, {**train, **evals}, cores=self.cores)
 
     @activity.defn(name=names.CHECK_MODEL)
     async def check_model(self, arg: CheckInput) -> CheckResult:

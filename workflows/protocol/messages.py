@@ -51,8 +51,8 @@ class PreflightInput:
 @dataclass(frozen=True)
 class RunInput:
     """Starts a run. `run_id` is the id of its attempt (`names.attempt_id`), whose config is in the
-    store. `examples` is the preflight's count per '<kind>/<env>'; without it the run performs the
-    preflight itself. `restore` names the checkpoint that the run begins with; without it it begins
+    store. `examples` is the preflight's count per '<kind>/<env>' and `cores` what it found for envs;
+    without them the run performs the preflight itself. `restore` names the checkpoint that the run begins with; without it it begins
     at step 0. `state` is set only when the run continues as new.
     """
 
@@ -60,6 +60,7 @@ class RunInput:
     config: dict[str, Any]
     queues: Queues = field(default_factory=Queues)
     examples: dict[str, int] = field(default_factory=dict)
+    cores: int = 0
     created_at: str = ""
     restore: RestoreInput | None = None
     state: RunState | None = None

@@ -96,6 +96,11 @@ def run_state_from_2_to_3(state: Document) -> Document:
     }
 
 
+def run_input_from_1_to_2(input: Document) -> Document:
+    """The cores that envs have were not known."""
+    return {**input, "cores": 0}
+
+
 def run_state_from_3_to_4(state: Document) -> Document:
     """The best result of an env was not recorded; the last one is the best that is known."""
     best = {
@@ -115,6 +120,6 @@ RUN_STATE = Versions(
         3: run_state_from_3_to_4,
     },
 )
-RUN_INPUT = Versions("the input of TrainingRun", {0: unchanged})
+RUN_INPUT = Versions("the input of TrainingRun", {0: unchanged, 1: run_input_from_1_to_2})
 DISPATCH_INPUT = Versions("the input of Dispatch", {0: unchanged, 1: dispatch_input_from_1_to_2})
 HOST_WORKFLOW_INPUT = Versions("the input of Host", {0: unchanged})

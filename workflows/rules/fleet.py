@@ -22,8 +22,10 @@ TOLD_OF_WAIT = 500
 """Characters kept of what a host waits for: all of them are in the run's state."""
 
 
-def hosts_of(config: RunConfig) -> list[HostState]:
-    """Every server the run needs; those with an address are up and not hosted by the run."""
+def hosts_of(config: RunConfig, cores: int = 0) -> list[HostState]:
+    """Every server the run needs where envs have so many `cores` (0: not known); those with an
+    address are up and not hosted by the run.
+    """
     return [
         HostState(
             planned.role,
@@ -33,7 +35,7 @@ def hosts_of(config: RunConfig) -> list[HostState]:
             up=not planned.managed,
             address=planned.address,
         )
-        for planned in planned_hosts(config)
+        for planned in planned_hosts(config, cores)
     ]
 
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.roles import workers_of
+from ratchet.activities.contracts.roles import shared_name
 from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork
-from ratchet.workflows.protocol.messages import EnvTarget, LostServer
+from ratchet.workflows.protocol.messages import Control, EnvTarget, LostServer
 
 RELOCATION_PAUSE = timedelta(seconds=5)
 """Wait before a server that was lost is tried again."""
@@ -52,15 +52,19 @@ class Attempt:
 
 class Places:
     """The servers that the run listed last, except those that are avoided: engines by index and
-    epoch, env servers by address. `workers` says how many servers an env has, by its name; one
-    that is not in it has one.
+    epoch, env servers by address.
     """
 
-    def __init__(self, workers: Mapping[str, int] | None = None) -> None:
-        self._workers = workers or {}
+    def __init__(self) -> None:
         self.engines: list[EngineTarget] = []
-        self.envs: dict[str, EnvTarget] = {}
+        self._envs: dict[str, list[EnvTarget]] = {}
         self._avoided: set[object] = set()
+
+    def relist(self, control: Control) -> None:
+        """Replaces what the run listed before; env servers that share work are kept together."""
+        self.engines, self._envs = control.engines, {}
+        for name, target in control.envs.items():
+            self._envs.setdefault(shared_name(name), []).append(target)
 
     def engine(self, load: Mapping[int, int]) -> EngineTarget | None:
         """The engine with the least `load` (by index) that may take work."""
@@ -69,11 +73,7 @@ class Places:
 
     def _targets(self, work: GroupWork) -> list[EnvTarget]:
         """The servers for a group: those for its kind alone, else the env's."""
-        for server in (f"{work.kind}/{work.env}", work.env):
-            named = workers_of(server, self._workers.get(work.env, 1))
-            if targets := [self.envs[name] for name in named if name in self.envs]:
-                return targets
-        return []
+        return self._envs.get(f"{work.kind}/{work.env}") or self._envs.get(work.env) or []
 
     def address(self, work: GroupWork, load: Mapping[str, int] = NO_LOAD) -> str:
         """Address of the env server for a group that has the least `load` (by address); '' if none

@@ -47,9 +47,10 @@ def kept(state: RunState, config: RunConfig, given_up: Sequence[str] = ()) -> st
 
 
 def restored(
-    arg: RestoreInput, result: RestoreResult, state: RunState, config: RunConfig
+    arg: RestoreInput, result: RestoreResult, state: RunState, config: RunConfig, cores: int = 0
 ) -> RunState:
-    """Turns the `state` in a checkpoint into the initial state of a run, paused.
+    """Turns the `state` in a checkpoint into the initial state of a run, paused. `cores` are those
+    of a machine for its envs, 0 if they are not known.
 
     A fork whose config draws other examples than the checkpoint's starts its own from the
     beginning.
@@ -67,7 +68,7 @@ def restored(
     state.live.revision, state.live.pending, dispatch.deaths = 0, False, 0
     state.steps.step = state.steps.version = state.steps.next_version = step
     state.servers.weights, state.servers.target_version = result.weights, step
-    state.servers.hosts = _hosts(config, state.servers.hosts)
+    state.servers.hosts = _hosts(hosts_of(config, cores), state.servers.hosts)
     state.trainer = TrainerState(checkpoint=result.checkpoint)
     state.permits.limits = limits_of(config, state.permits.limits)
     _lease_again(state)
@@ -87,11 +88,10 @@ def restored(
     return state
 
 
-def _hosts(config: RunConfig, before: list[HostState]) -> list[HostState]:
-    """New servers. Pushes continue the numbering over all previous engines, whether there are fewer
+def _hosts(hosts: list[HostState], before: list[HostState]) -> list[HostState]:
+    """New servers `hosts`. Pushes continue the numbering over all previous engines, whether there are fewer
     or more now, so that no label of a push occurs twice.
     """
-    hosts = hosts_of(config)
     for host in hosts:
         if host.role == "engine":
             host.pushes = max((engine.pushes for engine in before), default=0)

@@ -57,14 +57,6 @@ def _mean(counts: Mapping[int, int]) -> float:
     )
 
 
-def _env_workers(config: RunConfig) -> dict[str, int]:
-    """How many servers an env may have, by its name."""
-    counts: dict[str, int] = {}
-    for env in (*config.train.env, *config.eval.env):
-        counts[env.name] = max(counts.get(env.name, 1), env.workers)
-    return counts
-
-
 class Scheduler:
     """Permits, modes and cursors of one dispatch generation."""
 
@@ -82,7 +74,7 @@ class Scheduler:
         self.flights = Flights(frozenset(frozen))
         self.next_train = lease.next_train
         self.requeued = Requeued(lease, self._line_of)
-        self.places = Places(_env_workers(config))
+        self.places = Places()
         self.eval_cursors = dict(lease.evals)
         self.limiter = RateLimiter(None, config.largest_part, lease.tokens, lease.tokens_at)
         self.burst_cap = BurstCap(lease.burst_base, lease.burst_at)
@@ -97,7 +89,7 @@ class Scheduler:
         if control.seq <= self.control.seq:
             return False
         self.control = control
-        self.places.engines, self.places.envs = control.engines, control.envs
+        self.places.relist(control)
         self.requeued.on_control(control)
         self.limiter.per_minute = control.tasks_per_minute
         # A finished epoch never returns: without this the cursor would grow with every eval.

@@ -37,7 +37,7 @@ class Preflight:
                 return CheckResult([CheckProblem("/model/name", "model.name", "was removed")])
             case "broken-preflight":
                 raise ApplicationError("the disk is on fire", non_retryable=True)
-        return CheckResult(examples={"train/reverse-text": 512}, estimates=ESTIMATES)
+        return CheckResult(examples={"train/reverse-text": 512}, estimates=ESTIMATES, cores=8)
 
 
 @workflow.defn(name=TRAINING_RUN)

@@ -19,6 +19,7 @@ from ratchet.activities.contracts.checks import (
 )
 from ratchet.activities.envs import check
 from ratchet.activities.envs.check import EnvActivities, once
+from ratchet.activities.runtime import machine
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.configs.load import validate
 
@@ -122,6 +123,7 @@ async def test_good_config(tmp_path: Path, own_path: str) -> None:
         "train/endless-env": 10_000,
         "eval/reverse-text": 4096,
     }
+    assert result.cores == machine.cores() > 0
 
 
 def test_a_task_asks_nothing_if_it_has_neither_text_nor_images() -> None:
@@ -234,12 +236,12 @@ async def test_an_environment_that_loads_too_long_is_named_with_the_key(tmp_path
     """The others are checked, too, however long it would take."""
     (tmp_path / "hanging_env.py").write_text("import time\n\ntime.sleep(3600)\n")
     path = str(tmp_path)
-    hangs = {"id": "hanging-env", "path": path, "start_timeout_s": 10}
+    hangs = {"id": "hanging-env", "path": path, "start_timeout_s": 20}
     envs = [hangs, {"id": "no-such-env", "path": path}]
     result = await _check(tmp_path, train={"env": envs})
     found = {problem.pointer: problem.message for problem in result.problems}
     assert re.fullmatch(
-        r"loading environment 'hanging-env' and counting its examples took longer than 10 s "
+        r"loading environment 'hanging-env' and counting its examples took longer than 20 s "
         r"\(at hanging_env\.py:\d+ in <module>\); set its start_timeout_s higher, or .*",
         found["/train/env/0/start_timeout_s"],
     )

@@ -1,5 +1,6 @@
 """POST /v1/runs: what is accepted, what is refused and how it is said."""
 
+import json
 import re
 from dataclasses import replace
 from typing import Any
@@ -114,6 +115,24 @@ async def test_a_dry_run_is_checked_by_workers_too(served: Served) -> None:
     assert refused["errors"][0]["message"] == "no such environment"
     left_out = await served.http.post(f"{url}&preflight=false", json=config("bad-env"))
     assert left_out.status_code == 200 and "was left out" in left_out.json()["unchecked"]
+
+
+async def test_env_servers_are_planned_and_started_for_the_cores_that_a_worker_found(
+    served: Served,
+) -> None:
+    many = config("many", dispatch={"max_inflight_rollouts": 600})
+    planned = [
+        (await served.http.post(f"/v1/runs?dry_run=true{more}", json=many)).json()["plan"]["servers"]
+        for more in ("", "&preflight=false")
+    ]
+    assert [plan["env"] for plan in planned] == [
+        ["reverse-text", "reverse-text:2", "guess-hard", "guess-hard:2"],
+        ["reverse-text", "guess-hard"],
+    ]
+    run = (await served.http.post("/v1/runs", json=many)).json()
+    history = await served.env.client.get_workflow_handle(run["id"]).fetch_history()
+    started = history.events[0].workflow_execution_started_event_attributes
+    assert json.loads(started.input.payloads[0].data)["cores"] == 8
 
 
 async def test_a_dry_run_that_nobody_checked_says_so(served: Served) -> None:

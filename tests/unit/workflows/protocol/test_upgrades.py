@@ -111,6 +111,8 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+SCHEMAS: dict[type, int] = {DispatchInput: 2, RunInput: 2}
+"""Those that are not 1."""
 ENV_KEYS_OF_5: dict[str, Any] = {"start_timeout_s": None, "log_level": "warning", "workers": 1}
 
 
@@ -187,6 +189,9 @@ def as_before(document: dict[str, Any]) -> dict[str, Any]:
         document = {**document, "state": flat(state) if "lifecycle" in state else state}
     if config and config.get("schema") == CONFIG.current:
         document = {**document, "config": config_of_schema_1(config)}
+    if "cores" in document:
+        assert document["cores"] == 0, "nobody had counted them"
+        document = {key: value for key, value in document.items() if key != "cores"}
     if "train_over" in (control := document.get("control") or {}):
         assert control["train_over"] is False, "train groups in flight were never given up"
         control = {key: value for key, value in control.items() if key != "train_over"}
@@ -209,7 +214,7 @@ def test_a_recorded_input_keeps_every_value(build: str, name: str, cls: type) ->
     recorded = item(name, build)
     value = decoded(cls, recorded)
     again = written(value)
-    assert again["schema"] == VERSIONED[cls].current == (2 if cls is DispatchInput else 1)
+    assert again["schema"] == VERSIONED[cls].current == SCHEMAS.get(cls, 1)
     assert as_before(again) == as_before(recorded)
     assert decoded(cls, again) == value
     if again.get("state"):
@@ -233,7 +238,7 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     document = CHECKPOINT_STATE.upgraded(recorded)
     state, before = decoded(RunState, document["state"]), read_config(document["config"])
     again = json.loads(kept(state, before))
-    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 4, 6)
+    assert (again["schema"], again["state"]["schema"], again["config"]["schema"]) == (1, 4, 7)
     assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
@@ -376,6 +381,15 @@ def test_what_an_older_config_does_not_say_is_as_it_was() -> None:
     sgd = read_config({**old, "trainer": {"optim": {"type": "sgd"}}}).trainer.optim
     assert sgd.type == "sgd" and sgd.lr == 1e-2
     assert old == {"schema": 2, "max_steps": 3, "train": train}, "an upgrader changes no input"
+
+
+def test_envs_of_older_runs_keep_one_server_each() -> None:
+    old = {"max_steps": 1, "train": {"env": [{"id": "a"}, {"id": "b", "workers": 3}]}}
+    evals = {"eval": {"env": [{"id": "a"}]}}
+    made = read_config({"schema": 6, **old, **evals})
+    assert [env.workers for env in (*made.train.env, *made.eval.env)] == [1, 3, 1]
+    assert validate(old).train.env[0].workers == "auto"
+    assert read_config({"schema": 6, "max_steps": 1, "train": old["train"]}).eval.env == []
 
 
 def test_frozen_models_of_older_runs_are_waited_for_as_before() -> None:

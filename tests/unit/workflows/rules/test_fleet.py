@@ -128,6 +128,29 @@ def test_workers_of_an_env_are_servers_each() -> None:
     assert served[5:] == [[("train", "c")]] * 2 + [[("eval", "c")]]
 
 
+def envs_of(cores: int, **sections: Any) -> list[str]:
+    """Names of the env servers of a run of 600 permits on a machine with so many cores."""
+    made = config(**{"dispatch": {"max_inflight_rollouts": 600}, **sections})
+    return [host.name for host in hosts_of(made, cores) if host.role == "env"]
+
+
+def test_an_env_has_a_server_for_each_256_permits_on_half_of_the_cores() -> None:
+    one = {"env": [{"id": "a"}]}
+    assert envs_of(16, train=one) == ["a", "a:2", "a:3"]
+    assert envs_of(16, train=one, dispatch={"max_inflight_rollouts": 512}) == ["a", "a:2"]
+    assert len(envs_of(16, train=one, dispatch={"max_inflight_rollouts": "auto"})) == 4
+    assert envs_of(4, train=one) == ["a", "a:2"]
+    assert envs_of(0, train=one) == envs_of(2, train=one) == ["a"], "the first needs no core"
+    assert len(envs_of(999, train=one, dispatch={"max_inflight_rollouts": 100_000})) == 64
+
+
+def test_envs_share_the_cores_and_a_number_or_an_address_of_one_stands() -> None:
+    both = {"env": [{"id": "a"}, {"id": "b", "workers": 3}]}
+    assert envs_of(8, train=both, eval={"env": [{"id": "a"}]}) == ["a", "a:2", "b", "b:2", "b:3"]
+    there = {"env": [{"id": "a", "address": "tcp://there:5000"}]}
+    assert envs_of(64, train=there, eval={}) == ["a"]
+
+
 @pytest.mark.parametrize(
     "over",
     [

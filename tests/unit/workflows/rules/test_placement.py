@@ -1,10 +1,12 @@
 """A lost server is tried once more, then reported and left; what is not ours is only ever tried."""
 
+from collections.abc import Mapping
+
 import pytest
 
 from ratchet.activities.contracts.names import ENGINE_LOST, ENV_LOST
 from ratchet.activities.contracts.rollouts import GroupWork, Kind
-from ratchet.workflows.protocol.messages import EnvTarget, LostServer
+from ratchet.workflows.protocol.messages import Control, EnvTarget, LostServer
 from ratchet.workflows.rules.placement import Attempt, Places
 from tests.unit.workflows.support import ENGINES, ENVS
 
@@ -12,11 +14,16 @@ WORK = GroupWork("train/0", "train", "a", 0, 2)
 FIRST = LostServer("engine", 0, 1, "gone")
 
 
-def places() -> Places:
-    """Two engines and two envs."""
+def places(**envs: EnvTarget) -> Places:
+    """Two engines, and two envs or those given."""
     made = Places()
-    made.engines, made.envs = list(ENGINES), dict(ENVS)
+    listed(made, envs or ENVS)
     return made
+
+
+def listed(made: Places, envs: Mapping[str, EnvTarget], engines: bool = True) -> None:
+    """The run lists these env servers."""
+    made.relist(Control(1, engines=list(ENGINES) if engines else [], envs=dict(envs)))
 
 
 def of(env: str, kind: Kind = "train") -> GroupWork:
@@ -28,7 +35,7 @@ def test_least_loaded_engine_is_used_and_of_two_the_first() -> None:
     p = places()
     assert p.engine({}) == p.engine({1: 4}) == ENGINES[0]
     assert p.engine({0: 4, 1: 2}) == ENGINES[1]
-    p.engines = []
+    listed(p, ENVS, engines=False)
     assert p.engine({}) is None
 
 
@@ -63,18 +70,17 @@ def test_env_server_is_reported_by_its_epoch_and_found_again_at_another_address(
     assert p.leave(attempt, ENV_LOST, "gone") == LostServer("env", 0, 1, "gone")
     p.forgive(attempt)
     assert p.address(of("a")) == ""
-    p.envs["a"] = EnvTarget(0, 2, "tcp://a2")
+    listed(p, {"a": EnvTarget(0, 2, "tcp://a2")})
     assert p.address(of("a")) == "tcp://a2"
 
 
 def test_least_loaded_of_an_envs_servers_is_used_and_one_that_is_lost_leaves_the_others() -> None:
-    p = Places({"a": 3})
-    p.envs = {
+    envs = {
         "a": EnvTarget(0, 1, "tcp://a"),
         "a:3": EnvTarget(2, 1, "tcp://a3"),
-        "a:4": EnvTarget(4, 1, "tcp://a4"),
         "b": EnvTarget(3, 1, "tcp://b"),
     }
+    p = places(**envs)
     assert p.address(of("a")) == p.address(of("a"), {"tcp://a3": 1}) == "tcp://a"
     assert p.address(of("a"), {"tcp://a": 4, "tcp://a3": 2}) == "tcp://a3"
     assert p.address(of("b"), {"tcp://b": 9}) == "tcp://b"
@@ -85,7 +91,7 @@ def test_least_loaded_of_an_envs_servers_is_used_and_one_that_is_lost_leaves_the
     assert p.leave(attempt, ENV_LOST, "gone") == LostServer("env", 2, 1, "gone")
     p.forgive(attempt)
     assert p.address(of("a"), {"tcp://a": 99}) == "tcp://a"
-    p.envs["a:3"] = EnvTarget(2, 2, "tcp://a3-again")
+    listed(p, envs | {"a:3": EnvTarget(2, 2, "tcp://a3-again")})
     assert p.address(of("a"), {"tcp://a": 99}) == "tcp://a3-again"
 
 
@@ -94,20 +100,20 @@ def test_env_server_that_is_not_ours_or_not_the_present_one_is_never_reported(
     target: EnvTarget | None,
 ) -> None:
     p, attempt = places(), Attempt(WORK, ENGINES[0], "tcp://a")
-    p.envs = {} if target is None else {"a": target}
+    listed(p, {} if target is None else {"a": target})
     for _ in range(3):
         assert p.leave(attempt, ENV_LOST, "gone") is None
         p.forgive(attempt)
-    p.envs["a"] = EnvTarget(0, 0, "tcp://a")
+    listed(p, {"a": EnvTarget(0, 0, "tcp://a")})
     assert p.address(of("a")) == "tcp://a", "it can only be tried again"
 
 
 def test_train_and_eval_with_a_server_each_use_their_own_alone() -> None:
-    p = places()
-    p.envs = {"train/a": EnvTarget(0, 1, "tcp://t"), "b": EnvTarget(1, 1, "tcp://b")}
+    envs = {"train/a": EnvTarget(0, 1, "tcp://t"), "b": EnvTarget(1, 1, "tcp://b")}
+    p = places(**envs)
     assert p.address(of("a")) == "tcp://t" and p.address(of("a", "eval")) == ""
     assert p.address(of("b")) == p.address(of("b", "eval")) == "tcp://b"
-    p.envs["eval/a"] = EnvTarget(2, 1, "tcp://e")
+    listed(p, envs | {"eval/a": EnvTarget(2, 1, "tcp://e")})
     assert p.address(of("a", "eval")) == "tcp://e"
     attempt = Attempt(of("a", "eval"), ENGINES[0], "tcp://e")
     p.leave(attempt, ENV_LOST, "gone")
