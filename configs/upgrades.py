@@ -76,12 +76,12 @@ def from_5_to_6(config: Document) -> Document:
 
 def from_6_to_7(config: Document) -> Document:
     """An env had one server unless its section named a number."""
-    sides = {kind: config[kind] for kind in ("train", "eval") if kind in config}
-    alone = {
-        kind: {**side, "env": [{"workers": 1, **env} for env in side.get("env", ())]}
-        for kind, side in sides.items()
-    }
-    return {**config, **alone}
+
+    def alone(side: Document) -> Document:
+        return {**side, "env": [{"workers": 1, **env} for env in side.get("env", ())]}
+
+    sides = {kind: alone(side) for kind, side in config.items() if kind in ("train", "eval")}
+    return {**config, **sides}
 
 
 def _quiet(side: Document) -> Document:

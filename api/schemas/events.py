@@ -10,8 +10,8 @@ from ratchet.api.schemas.common import examples
 
 Level = Literal["debug", "info", "warning", "error"]
 _OF_RUNS = (
-    "created resumed status waiting step eval_started eval checkpoint config metadata asked warning "
-    "alarm health trouble stuck ended"
+    "created resumed status waiting step eval_started eval checkpoint config metadata asked "
+    "warning alarm health trouble stuck ended"
 )
 EVENT_TYPES = (
     *(f"run.{what}" for what in _OF_RUNS.split()),

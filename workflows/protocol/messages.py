@@ -51,9 +51,10 @@ class PreflightInput:
 @dataclass(frozen=True)
 class RunInput:
     """Starts a run. `run_id` is the id of its attempt (`names.attempt_id`), whose config is in the
-    store. `examples` is the preflight's count per '<kind>/<env>' and `cores` what it found for envs;
-    without them the run performs the preflight itself. `restore` names the checkpoint that the run begins with; without it it begins
-    at step 0. `state` is set only when the run continues as new.
+    store. `examples` is the preflight's count per '<kind>/<env>' and `cores` what it found for
+    envs; without them the run performs the preflight itself. `restore` names the checkpoint that
+    the run begins with; without it it begins at step 0. `state` is set only when the run continues
+    as new.
     """
 
     run_id: str

@@ -89,8 +89,8 @@ def restored(
 
 
 def _hosts(hosts: list[HostState], before: list[HostState]) -> list[HostState]:
-    """New servers `hosts`. Pushes continue the numbering over all previous engines, whether there are fewer
-    or more now, so that no label of a push occurs twice.
+    """New servers `hosts`. Pushes continue the numbering over all previous engines, whether there
+    are fewer or more now, so that no label of a push occurs twice.
     """
     for host in hosts:
         if host.role == "engine":

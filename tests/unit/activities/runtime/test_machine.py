@@ -10,7 +10,13 @@ from ratchet.activities.runtime import machine
 
 @pytest.mark.parametrize(
     ("limit", "cores"),
-    [(None, 8), ("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8)],
+    [
+        (None, 8),
+        ("max 100000", 8),
+        ("250000 100000", 2),
+        ("50000 100000", 1),
+        ("1600000 100000", 8),
+    ],
 )
 def test_cores_are_those_of_the_process_within_its_containers_share(
     limit: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

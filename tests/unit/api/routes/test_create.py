@@ -122,7 +122,9 @@ async def test_env_servers_are_planned_and_started_for_the_cores_that_a_worker_f
 ) -> None:
     many = config("many", dispatch={"max_inflight_rollouts": 600})
     planned = [
-        (await served.http.post(f"/v1/runs?dry_run=true{more}", json=many)).json()["plan"]["servers"]
+        (await served.http.post(f"/v1/runs?dry_run=true{more}", json=many)).json()["plan"][
+            "servers"
+        ]
         for more in ("", "&preflight=false")
     ]
     assert [plan["env"] for plan in planned] == [

@@ -35,9 +35,11 @@ async def test_each_source_is_the_log_of_its_process(served: Served) -> None:
     """Sections that share a server share a log; else `env:NAME` is the training one."""
     train = {"batch_size": 16, "group_size": 4, "env": [{"id": "a"}, {"id": "b"}]}
     evals = {"env": [{"id": "a"}, {"id": "b", "args": {"n": 1}}, {"id": "c", "workers": 2}]}
-    run_id = (await served.start("logged", train=train, eval=evals))["id"]
+    permits = {"max_inflight_rollouts": 600}
+    run_id = (await served.start("logged", train=train, eval=evals, dispatch=permits))["id"]
     wrote = {
         "env:a": env_log(run_id, "train", "a"),
+        "env:a:3": env_log(run_id, "train", "a:3"),
         "env:b": env_log(run_id, "train", "b"),
         "env:eval/b": env_log(run_id, "eval", "b"),
         "env:c": env_log(run_id, "eval", "c"),
