@@ -23,9 +23,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from ratchet.activities.inference import fingerprints
 from ratchet.activities.runtime import machine
 from ratchet.activities.storage.batch import Sample, encode_batch
-from ratchet.activities.storage.keys import FINGERPRINTS_FILE
 from ratchet.activities.training import adapters, smollm2
 from ratchet.activities.training.check import check_model
 from ratchet.activities.training.memory import (
@@ -315,9 +315,10 @@ def random_model(folder: Path, policy: Path, size: int) -> Shape:
         "intermediate_size": 768 + 384 * size, "num_hidden_layers": 8 + 2 * size,
         "num_attention_heads": 4 + 2 * size, "num_key_value_heads": 2 + size, "head_dim": 64,
     })  # fmt: skip
-    AutoModelForCausalLM.from_config(about).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_config(about)
+    model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(policy).save_pretrained(folder)
-    (folder / FINGERPRINTS_FILE).write_text("{}")
+    fingerprints.write(folder, fingerprints.take(model.named_parameters(), ["float32"]))
     return read(about)
 
 
