@@ -123,12 +123,36 @@ def _problem(error: Any) -> Problem:
     return Problem(pointer=pointer(*location), key=key, value=value, message=message)
 
 
+def _place(data: Any, location: Iterable[int | str]) -> tuple[int | str, ...]:
+    """A location within `data`, without what pydantic adds to it for each form of a value."""
+    place: list[int | str] = []
+    for part in location:
+        if not isinstance(data, dict if isinstance(part, str) else list):
+            break
+        place.append(part)
+        data = data.get(part) if isinstance(data, dict) else data[int(part)]
+    return tuple(place)
+
+
+def _by_place(data: Any, errors: Iterable[Any]) -> list[dict[str, Any]]:
+    """Errors with their places; those of a value that fits none of its forms are one."""
+    found: dict[tuple[int | str, ...], dict[str, Any]] = {}
+    for error in errors:
+        place = _place(data, error["loc"])
+        if place != tuple(error["loc"]) and place in found:
+            also = error["msg"].replace("Input", "input", 1)
+            found[place]["msg"] = f"{found[place]['msg']}, or {also}"
+        else:
+            found[place] = {**error, "loc": place}
+    return list(found.values())
+
+
 def validate(data: Any) -> RunConfig:
     """Returns the run's config; raises ConfigError listing every problem."""
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        found = error.errors(include_url=False)
+        found = _by_place(data, error.errors(include_url=False))
         problems = [_problem(e) for e in found[:MOST_REPORTED]]
         if more := len(found) - len(problems):
             problems.append(Problem("", "(config)", None, f"and {more} more mistakes"))

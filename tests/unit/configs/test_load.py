@@ -63,10 +63,12 @@ def test_servers_of_an_env_are_bounded_and_none_is_started_beside_an_address() -
     validate({**MINIMAL, "train": {"env": many[:4]}})
     (message,) = problems(train={"env": many}).values()
     assert "315 servers besides the first of each" in message and "may have 256" in message
-    assert (
-        "less than or equal to 64"
-        in problems(train={"env": [{"id": "a", "workers": 65}]})["/train/env/0/workers"]
-    )
+    assert problems(train={"env": [{"id": "a", "workers": 65}]}) == {
+        "/train/env/0/workers": "Input should be less than or equal to 64, or input should be "
+        "'auto', got 65"
+    }
+    found = problems(dispatch={"max_inflight_rollouts": ["many"]})
+    assert found.keys() == {"/dispatch/max_inflight_rollouts"}
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,9 @@ def test_bf16_compute_moves_what_fp32_moves(real: Path, tmp_path: Path) -> None:
     mixed = ten_steps(real, tmp_path / "bf16", samples, "bfloat16")
     torch.set_num_threads(1)
     assert not torch.equal(exact, mixed)
-    shares = [(change != 0).float().mean().item() for change in (mixed, exact)]
+    # Sums of this many float32 numbers are off by some hundredths.
+    exact, mixed = exact.double(), mixed.double()
+    shares = [change.count_nonzero().item() / change.numel() for change in (mixed, exact)]
     cosine = torch.nn.functional.cosine_similarity(exact, mixed, dim=0).item()
     print(f"moved: bf16 {shares[0]:.4f}, fp32 {shares[1]:.4f}; cosine {cosine:.4f}")
     assert shares[0] >= 0.98 * shares[1] and cosine >= 0.97
