@@ -130,7 +130,8 @@ def _place(data: Any, location: Iterable[int | str]) -> tuple[int | str, ...]:
         if not isinstance(data, dict if isinstance(part, str) else list):
             break
         place.append(part)
-        data = data.get(part) if isinstance(data, dict) else data[int(part)]
+        # The last part of a location may be missing there.
+        data = dict(enumerate(data) if isinstance(data, list) else data).get(part)
     return tuple(place)
 
 

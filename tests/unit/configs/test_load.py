@@ -69,6 +69,9 @@ def test_servers_of_an_env_are_bounded_and_none_is_started_beside_an_address() -
     }
     found = problems(dispatch={"max_inflight_rollouts": ["many"]})
     assert found.keys() == {"/dispatch/max_inflight_rollouts"}
+    assert problems(trainer={"optim": {"betas": [0.9]}}) == {
+        "/trainer/optim/betas/1": "is required and missing"
+    }
 
 
 @pytest.mark.parametrize(
