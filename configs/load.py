@@ -123,15 +123,16 @@ def _problem(error: Any) -> Problem:
     return Problem(pointer=pointer(*location), key=key, value=value, message=message)
 
 
-def _place(data: Any, location: Iterable[int | str]) -> tuple[int | str, ...]:
+def _place(data: Any, location: Iterable[Any]) -> tuple[int | str, ...]:
     """A location within `data`, without what pydantic adds to it for each form of a value."""
     place: list[int | str] = []
     for part in location:
         if not isinstance(data, dict if isinstance(part, str) else list):
             break
         place.append(part)
-        # The last part of a location may be missing there.
-        data = dict(enumerate(data) if isinstance(data, list) else data).get(part)
+        if part not in (data if isinstance(data, dict) else range(len(data))):
+            break
+        data = data[part]
     return tuple(place)
 
 

@@ -29,6 +29,7 @@ from ratchet.activities.hosting.process import ServerProcess
 from ratchet.activities.hosting.spec import ServerSpec, free_port
 from ratchet.activities.inference.devices import engine_threads, on_cpu
 from ratchet.activities.inference.engine import HEALTH, engine_env, engine_healthy
+from ratchet.activities.runtime import machine
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.training.policy import Recipe, digest
 from ratchet.configs.home import home_folder, private_folder
@@ -124,7 +125,7 @@ def server_env(key: str, *, cpu: bool) -> dict[str, str]:
     env = engine_env(cpu=cpu)
     del env["VLLM_SERVER_DEV_MODE"]
     if cpu:
-        env["OMP_NUM_THREADS"] = str(engine_threads(len(os.sched_getaffinity(0)), 2))
+        env["OMP_NUM_THREADS"] = str(engine_threads(machine.cores(), 2))
     return env | ({"VLLM_API_KEY": key} if key else {})
 
 

@@ -1,10 +1,10 @@
 """A machine whose servers share all devices, as the installed vLLM uses them."""
 
 import importlib.metadata
-import os
 
 from ratchet.activities.contracts.devices import Devices
 from ratchet.activities.contracts.hosting import HostInput
+from ratchet.activities.runtime import machine
 from ratchet.configs.run import RunConfig
 
 
@@ -38,7 +38,7 @@ class SharedDevices:
         """The number of threads of an engine on a CPU; nothing else is limited."""
         if host.role != "engine" or self.accelerators():
             return {}
-        threads = engine_threads(len(os.sched_getaffinity(0)), config.inference.engines)
+        threads = engine_threads(machine.cores(), config.inference.engines)
         return {"OMP_NUM_THREADS": str(threads)}
 
 

@@ -111,7 +111,7 @@ def _check_ranks(config: RunConfig) -> list[CheckProblem]:
     if ranks == 1:
         return []
     gpus = [] if machine.cpu_torch() else machine.gpus()
-    there = len(gpus) or len(os.sched_getaffinity(0))
+    there = len(gpus) or machine.cores()
     if ranks <= there:
         return []
     message = (

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.hosting.spec import ServerSpec, free_port
+from ratchet.activities.runtime import machine
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.training.client import TrainerClient, TrainerFailed, TrainerGone
@@ -87,7 +88,7 @@ def rank_env(ranks: int) -> dict[str, str]:
     """Environment variables of several ranks: each gets its share of the cores, and they connect to
     each other on this machine only.
     """
-    threads = max(1, len(os.sched_getaffinity(0)) // ranks)
+    threads = max(1, machine.cores() // ranks)
     # The launcher starts Python without -P.
     own = {"PYTHONSAFEPATH": "1", "GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return {"OMP_NUM_THREADS": str(threads), **own}

@@ -70,7 +70,7 @@ def _of_types(types: str | None) -> Wanted:
             "invalid-request",
             "The request has invalid parameters",
             f"types: there is no {' or '.join(map(repr, unknown))}; events are of the types "
-            f"{', '.join(EVENT_TYPES)}, of which {', '.join(short)} are short",
+            f"{', '.join(EVENT_TYPES)}; {', '.join(short)} stand for all of theirs",
         )
     return lambda event: event.type in named or event.type.partition(".")[0] in named
 

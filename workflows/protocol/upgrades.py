@@ -79,6 +79,11 @@ def dispatch_input_from_1_to_2(input: Document) -> Document:
     return {**input, "control": {**input["control"], "train_over": False}}
 
 
+def run_input_from_1_to_2(input: Document) -> Document:
+    """The cores that envs have were not known."""
+    return {**input, "cores": 0}
+
+
 def run_state_from_2_to_3(state: Document) -> Document:
     """There were no warnings, and errors were not counted by env and type. Results of evals always
     had a reward, and have nothing more now.
@@ -94,11 +99,6 @@ def run_state_from_2_to_3(state: Document) -> Document:
         "arrivals": {**state["arrivals"], "counts": {}},
         "dispatch": {**state["dispatch"], "cancelled": {}},
     }
-
-
-def run_input_from_1_to_2(input: Document) -> Document:
-    """The cores that envs have were not known."""
-    return {**input, "cores": 0}
 
 
 def run_state_from_3_to_4(state: Document) -> Document:
