@@ -143,7 +143,7 @@ async def test_a_recorded_run_goes_on_to_its_end(temporal: Client, recorded: Rec
     assert world.epochs == {"trainer/0": 1, "engine/0": 1, **envs}, "nothing restarted"
     # Its last continue-as-new and its checkpoint carry the numbers.
     saved = json.loads(world.saved[handle.id][last])
-    assert (saved["schema"], saved["state"]["schema"], saved["config"]["schema"]) == (1, 4, 6)
+    assert (saved["schema"], saved["state"]["schema"], saved["config"]["schema"]) == (1, 4, 7)
 
 
 @RUNS
@@ -204,7 +204,7 @@ async def test_a_newer_input_waits_for_the_worker_that_reads_it(
     plain = {**recorded["config"], "max_steps": 7}
     state = RUN_STATE.upgraded(moved(world, FIRST.run, recorded["state"]))
     changes = {
-        RUN_INPUT.what: {"schema": RUN_INPUT.current + 1, "config": plain},
+        RUN_INPUT.what: {"schema": RUN_INPUT.current + 1, "cores": 0, "config": plain},
         RUN_STATE.what: {"state": {**state, "schema": RUN_STATE.current + 1}, "config": plain},
         CONFIG.what: {"config": {**CONFIG.upgraded(plain), "schema": CONFIG.current + 1}},
     }
