@@ -69,9 +69,15 @@ def test_blocks_give_what_the_whole_gives(kind: str, rows: int) -> None:
     (batch,) = micro_batches(samples, 32, 1_000, packing=kind != "padded")
     assert (batch.layout is not None and batch.layout.own is not None) == (kind == "shared")
     whole, blocks = gradients(model, batch, None), gradients(model, batch, by)
-    for name, expected in whole.items():
-        apart = (blocks[name] - expected).abs().max() / expected.abs().max()
-        assert apart <= 1e-6, name
+    exact = gradients(model.double(), batch, None)
+
+    def apart(found: Any, name: str, of: Any) -> float:
+        return float((found[name].double() - of[name]).abs().max() / of[name].abs().max())
+
+    for name in whole:
+        # How far off the whole is itself depends on the kernels of the machine.
+        own = apart(whole, name, exact)
+        assert own <= 1e-5 and apart(blocks, name, whole) <= 1e-6 + own, name
     assert not blocks["entropy"].requires_grad
 
 
