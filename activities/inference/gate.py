@@ -38,8 +38,10 @@ was observed (SmolLM2 on a CPU); in bfloat16 rounding hides that.
 """
 EXACT = 1e-4
 """Nats. Kernels that compute in float32 stay below it."""
-AT_ONCE = 3
-"""Sequences scored together: all of them would be one long step of the engine."""
+AT_ONCE = {"float32": 2, "bfloat16": 6}
+"""Sequences scored together, by the engine's dtype. An engine scores them in one step, and other
+rollouts get no token before it ends: on a CPU, six in float32 would be a long one.
+"""
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,8 @@ def measured_tolerance(config: RunConfig, noise: dict[str, Noise]) -> Tolerance 
 
 async def verify(engine: Engine, expected: Expected, tolerance: Tolerance) -> Verdict:
     """Runs both tests. The engine keeps sampling; no request or call blocks it for long."""
-    found = await _compare_bits(engine, expected.fingerprints)
+    found, dtype = await _compare_bits(engine, expected.fingerprints)
+    at_once = AT_ONCE.get(dtype, 1)
 
     async def scored(sequence: Sequence) -> list[float]:
         answer = await engine.post("/inference/v1/generate", json=sequence.request(engine.model))
@@ -169,18 +172,19 @@ async def verify(engine: Engine, expected: Expected, tolerance: Tolerance) -> Ve
 
     answers: list[list[float]] = []
     sequences = expected.canary.sequences
-    for first in range(0, len(sequences), AT_ONCE):
-        answers += await asyncio.gather(*map(scored, sequences[first : first + AT_ONCE]))
+    for first in range(0, len(sequences), at_once):
+        answers += await asyncio.gather(*map(scored, sequences[first : first + at_once]))
     return compare(expected.canary, answers, tolerance, found)
 
 
-async def _compare_bits(engine: Engine, expected: Fingerprints | None) -> Bits:
+async def _compare_bits(engine: Engine, expected: Fingerprints | None) -> tuple[Bits, str]:
+    """What differs, and the engine's dtype; '' if it does not say."""
     if expected is None:
-        return Bits(unread={"": "these weights were exported without fingerprints"})
+        return Bits(unread={"": "these weights were exported without fingerprints"}), ""
     try:
         held = await bits.held(engine, expected.shapes)
     except ApplicationError as error:
         if bits.NO_READER not in error.message:
             raise
-        return Bits(unread={"": f"the engine was started without {bits.METHOD}"})
-    return bits.compare(expected, held)
+        return Bits(unread={"": f"the engine was started without {bits.METHOD}"}), ""
+    return bits.compare(expected, held), held.dtype

@@ -9,8 +9,9 @@ and verified as a run does it.
 
 The last line of stdout is one JSON object: by model and dtype how many right pushes passed and how
 many wrong ones were refused at each place, and how many of those by bits; the seconds of a check,
-of its longest call, which is what holds generation up, and the largest canary differences of right
-weights. Exits with 1 if a right push is refused or a wrong one passes.
+and the largest canary differences of right weights. Then PAUSES (20) checks run while the engine
+samples: how long the tokens of one request are apart, at most, and how long without a check. Exits
+with 1 if a right push is refused or a wrong one passes.
 
 RATCHET_SMOLLM2 names a folder with SmolLM2. THREADS (1) is what an engine computes with.
 """
@@ -27,7 +28,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -59,26 +62,8 @@ KINDS: tuple[Callable[[int], int], ...] = (lambda n: n, lambda n: max(n // 2, 1)
 """How many of the tensors that changed are wrong: stale, half-loaded, one."""
 
 
-@dataclass
-class Timed:
-    """An engine as transfers see it, and how long each call of it took."""
-
-    inner: Any
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def model(self) -> str:
-        return str(self.inner.model)
-
-    @property
-    def url(self) -> str:
-        return str(self.inner.url)
-
-    async def post(self, path: str, **body: Any) -> Any:
-        began = time.monotonic()
-        answer = await self.inner.post(path, **body)
-        self.seconds.append(time.monotonic() - began)
-        return answer
+class Engine(activities._Engine):
+    """An engine as activities see it, with faults."""
 
     async def rpc(self, method: str, **kwargs: Any) -> Any:
         return await self.post("/collective_rpc", json={"method": method, "kwargs": kwargs})
@@ -95,7 +80,6 @@ class Bench:
     rng: random.Random
     version: int = 0
     checks: list[float] = field(default_factory=list)
-    calls: list[float] = field(default_factory=list)
     diffs: list[tuple[float, float]] = field(default_factory=list)
 
     def folder(self, version: int) -> Path:
@@ -117,7 +101,7 @@ class Bench:
 
     async def push(
         self,
-        engine: Timed,
+        engine: Engine,
         transfer: StoreTransfer,
         place: str = "",
         names: Sequence[str] = (),
@@ -136,12 +120,39 @@ class Bench:
             await transfer.push(engine, weights)
         if place == "held":
             await engine.rpc("fault_in_held", names=names, folder=str(old))
-        engine.seconds.clear()
         began = time.monotonic()
         verdict = await transfer.verify(engine, weights, self.tolerance)
         self.checks.append(time.monotonic() - began)
-        self.calls.append(max(engine.seconds))
         return verdict
+
+    async def pauses(self, engine: Engine, transfer: StoreTransfer, count: int) -> dict[str, Any]:
+        """How far apart the tokens of a request are at most, during each of `count` checks and
+        during as many times without one, and the seconds of those checks.
+        """
+        folder = self.folder(self.version - 1)
+        weights = Fetched(folder, gate.read_expected(folder))
+        checks: list[float] = []
+        gaps: dict[bool, list[float]] = {True: [], False: []}
+        async with _sampling(engine) as stamps:
+            for checked in [True, False] * count:
+                while len(stamps) < 2:
+                    await asyncio.sleep(0.01)
+                del stamps[:-1]
+                began = time.monotonic()
+                if checked:
+                    await transfer.verify(engine, weights, self.tolerance)
+                    checks.append(time.monotonic() - began)
+                else:
+                    await asyncio.sleep(fmean(checks))
+                seen = len(stamps)
+                while len(stamps) == seen:
+                    await asyncio.sleep(0.01)
+                gaps[checked].append(max(b - a for a, b in pairwise(stamps)))
+        return {
+            "check_s": _spread(checks),
+            "gap_s": _spread(gaps[True]),
+            "gap_without_check_s": _spread(gaps[False]),
+        }
 
     def changed(self) -> list[str]:
         """Tensors of the last version whose bits are others than in the one before."""
@@ -203,6 +214,7 @@ class Bench:
                         self.diffs.append((verdict.diff, verdict.mean))
                 if not (number + 1) % 20:
                     print(number + 1, dict(tally), file=sys.stderr, flush=True)
+            pauses = await self.pauses(engine, transfer, int(os.environ.get("PAUSES", "20")))
         results: dict[str, Any] = {"right": count, "passed": tally["passed"], "problems": problems}
         results |= {"tolerance": str(measured)}
         for place in PLACES:
@@ -211,10 +223,33 @@ class Bench:
         return results | {
             "compared": verdict.bits.compared,
             "check_s": _spread(self.checks),
-            "longest_call_s": _spread(self.calls),
+            "beside_sampling": pauses,
             "largest_difference": max(largest for largest, _ in self.diffs),
             "largest_mean_difference": max(mean for _, mean in self.diffs),
         }
+
+
+@asynccontextmanager
+async def _sampling(engine: Engine) -> AsyncIterator[list[float]]:
+    """The engine samples one request after the other; yields when their tokens came."""
+    stamps: list[float] = []
+    body = {"model": engine.model, "prompt": [1, 2, 3, 4], "ignore_eos": True}
+
+    async def sample(client: httpx.AsyncClient) -> None:
+        while True:
+            wanted = body | {"max_tokens": 150, "stream": True}
+            async with client.stream("POST", "/v1/completions", json=wanted) as answer:
+                async for line in answer.aiter_lines():
+                    if line:
+                        stamps.append(time.monotonic())
+
+    async with httpx.AsyncClient(base_url=engine.url, timeout=600) as client:
+        task = asyncio.create_task(sample(client))
+        try:
+            yield stamps
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 def _spread(values: list[float]) -> dict[str, float]:
@@ -225,7 +260,7 @@ def _spread(values: list[float]) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def _engine(ctx: WorkerContext, ref: Any, threads: str) -> AsyncIterator[Timed]:
+async def _engine(ctx: WorkerContext, ref: Any, threads: str) -> AsyncIterator[Engine]:
     host = HostInput(RUN, "engine", 0, "q", weights=ref)
     spec = await engine_spec(ctx, host, 1)
     env = {"OMP_NUM_THREADS": threads, "PYTHONPATH": str(ROOT)}
@@ -237,7 +272,7 @@ async def _engine(ctx: WorkerContext, ref: Any, threads: str) -> AsyncIterator[T
             assert not process.exited.is_set(), process.log_tail(4000)
             await asyncio.sleep(0.25)
         async with httpx.AsyncClient(base_url=spec.address, timeout=600) as client:
-            yield Timed(activities._Engine(client, spec.model))
+            yield Engine(client, spec.model)
     finally:
         await process.stop()
 
