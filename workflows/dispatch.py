@@ -6,10 +6,10 @@ continues as new: it ends, so its history is bounded by what it admits.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError, CancelledError
@@ -118,19 +118,34 @@ class Dispatch:
         return info.is_continue_as_new_suggested() or length >= self._events_limit
 
     async def _admit(self) -> None:
-        generation, admitted = self._generation, 0
+        generation = self._generation
+        admitted: list[Part] = []
         while isinstance(decision := generation.scheduler.admit(workflow.time()), Part):
-            task = asyncio.create_task(self._perform(decision))
-            self._tasks.setdefault(decision.work.group, []).append(task)
-            admitted += 1
-            if admitted % MAX_ADMISSIONS_PER_TASK == 0:
+            admitted.append(decision)
+            if len(admitted) == MAX_ADMISSIONS_PER_TASK:
+                self._begin(admitted)
+                admitted = []
                 # A timer ends the workflow task, so that one task never carries too many commands.
                 await workflow.sleep(0.001)
                 if generation.must_hand_over(long=self._is_long()):
                     generation.changed = True
                     return
+        self._begin(admitted)
         if decision.retry_s:
             self._set_alarm(decision.retry_s)
+
+    def _begin(self, admitted: list[Part]) -> None:
+        for parts in self._generation.together(admitted):
+            if len(parts) > 1 and workflow.patched("eval-groups-together"):
+                self._start(self._perform_together(parts), parts)
+                continue
+            for part in parts:
+                self._start(self._perform(part), [part])
+
+    def _start(self, work: Coroutine[Any, Any, None], parts: list[Part]) -> None:
+        task = asyncio.create_task(work)
+        for part in parts:
+            self._tasks.setdefault(part.work.group, []).append(task)
 
     def _set_alarm(self, seconds: float) -> None:
         """Schedules a look after `seconds`, unless an alarm rings before that."""
@@ -150,6 +165,51 @@ class Dispatch:
         for group in groups:
             for task in self._tasks.get(group, ()):
                 task.cancel()
+
+    async def _perform_together(self, parts: list[Part]) -> None:
+        """Runs and finalizes whole groups in one activity. Each that it does not end is then
+        performed alone, and adopts what was committed.
+        """
+        generation = self._generation
+        ended: dict[str, GroupResult | None] = {}
+        try:
+            ended = await self._roll_out_together(parts)
+        except (asyncio.CancelledError, ActivityError) as error:
+            workflow.logger.info("%s groups go on alone: %s", len(parts), error)
+        for part in parts:
+            group = part.work.group
+            flight, result = generation.flights[group], ended.get(group)
+            if result is None and not flight.cancelled:
+                self._start(self._perform(part), [part])
+                continue
+            if generation.on_part_ended(part, ""):
+                generation.on_finalized(group, result, "")
+            self._tasks.pop(group, None)
+
+    async def _roll_out_together(self, parts: list[Part]) -> dict[str, GroupResult | None]:
+        """The results of the groups, as far as the activity has finalized them."""
+        generation, works = self._generation, [part.work for part in parts]
+        attempt = generation.attempt_together(parts)
+        if not attempt.address:
+            return {}
+        result = await RUN_ROLLOUTS(
+            RunRolloutsInput(
+                self._arg.run_id,
+                works[0],
+                attempt.engine,
+                attempt.address,
+                generation.scheduler.gauges(),
+                finalize_from=generation.finalize_from(parts[0]),
+                more=works[1:],
+            ),
+            self._arg.queues,
+            f"{self._summary(works[0], attempt.engine.version)} and {len(works) - 1} more",
+            timeout=self._rollout_timeout(works[0]),
+        )
+        # A worker of an older build runs the first group only.
+        return dict(
+            zip([work.group for work in works], [result.finalized, *result.more], strict=False)
+        )
 
     async def _perform(self, part: Part) -> None:
         """Runs one part; the last of its group to end finalizes the group."""

@@ -1,6 +1,6 @@
 """Rollouts, groups, evals and batches as the workflows see them: references and a few numbers."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ratchet.activities.contracts.refs import ArtifactRef
@@ -75,7 +75,8 @@ class RunRolloutsInput:
     committed are adopted.
 
     If they are all of the group, it may be finalized at their end: as one that began at version
-    `finalize_from` (None: not here).
+    `finalize_from` (None: not here). Then `more` whole groups of the same env may be run beside it,
+    and are finalized, too.
     """
 
     run_id: str
@@ -86,6 +87,12 @@ class RunRolloutsInput:
     first: int = 0
     last: int | None = None
     finalize_from: int | None = None
+    more: list[GroupWork] = field(default_factory=list)
+
+    def of_each(self) -> "list[RunRolloutsInput]":
+        """An input for each group alone."""
+        alone = replace(self, more=[])
+        return [alone, *(replace(alone, work=work, last=None) for work in self.more)]
 
     @property
     def indexes(self) -> range:
@@ -180,7 +187,8 @@ class GroupResult:
 @dataclass(frozen=True)
 class RunRolloutsResult:
     """Every rollout of the group ended: `size` committed artifacts exist. If it was `finalized`,
-    too, this is its result; it is None if that was not asked for, or has failed.
+    too, this is its result; it is None if that was not asked for, or has failed. `more` are the
+    results of more groups that were run, or None, in their order.
     """
 
     group: str
@@ -188,6 +196,7 @@ class RunRolloutsResult:
     errored: int
     sampled_tokens: int
     finalized: GroupResult | None = None
+    more: list[GroupResult | None] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

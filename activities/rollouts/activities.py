@@ -103,8 +103,8 @@ class RolloutActivities:
 
     @activity.defn(name=names.RUN_ROLLOUTS)
     async def run_rollouts(self, input: RunRolloutsInput) -> RunRolloutsResult:
-        """Runs the group's rollouts at once, committing each as it ends, and then finalizes the
-        group if the input says so.
+        """Runs the rollouts of a group at once, committing each as it ends, and then finalizes the
+        group if the input says so; likewise more groups beside it.
 
         Raises ApplicationError ENV_LOST when the env server is gone, as soon as completed rollouts
         are stored; ENGINE_LOST when the others have ended if the engine ended one; BAD_INPUT if the
@@ -112,15 +112,30 @@ class RolloutActivities:
         timeouts are results like any other. Raises StoreUnavailable if a rollout cannot be stored
         for PATIENCE_S, when the others have ended.
         """
+        groups = input.of_each()
+        rollouts = sum(len(one.indexes) for one in groups)
+        with contextlib.ExitStack() as stack:
+            ended = [stack.enter_context(self._releasing(one, rollouts)) for one in groups]
+            runs = map(self._run_group, groups, ended)
+            outcomes = await asyncio.gather(*runs, return_exceptions=True)
+        results = []
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            results.append(outcome)
+        return replace(results[0], more=[result.finalized for result in results[1:]])
+
+    async def _run_group(
+        self, input: RunRolloutsInput, ended: Callable[[int], object]
+    ) -> RunRolloutsResult:
         work = input.work
         found = await asyncio.to_thread(self._adopt, input)
         missing = [index for index in input.indexes if index not in found]
         gauges = self._run_gauges(input)
         if missing:
-            with self._releasing(input) as ended:
-                ended(len(found))
-                async with self._beating(input, found, gauges):
-                    await self._run_missing(input, missing, found, gauges, ended)
+            ended(len(found))
+            async with self._beating(input, found, gauges):
+                await self._run_missing(input, missing, found, gauges, ended)
         errored = sum(document["error"] is not None for document in found.values())
         sampled_tokens = sum(document["sampled_tokens"] for document in found.values())
         finalized = None
@@ -151,15 +166,17 @@ class RolloutActivities:
             return None
 
     def _releasing(
-        self, input: RunRolloutsInput
+        self, input: RunRolloutsInput, rollouts: int
     ) -> AbstractContextManager[Callable[[int], object]]:
-        """Yields a function that reports to Dispatch how many rollouts of the part have ended."""
+        """Yields a function that reports to Dispatch how many rollouts of the part have ended, one
+        of the `rollouts` of this activity.
+        """
         if self.releases is None:
             return nullcontext(lambda count: None)
         owner = activity.info().workflow_id
         assert owner is not None, "rollouts run for a workflow"
         key = f"{input.work.group}/{input.first}"
-        return self.releases.part(owner, key, len(input.indexes))
+        return self.releases.part(owner, key, rollouts)
 
     def _adopt(self, input: RunRolloutsInput) -> dict[int, dict[str, Any]]:
         """Rollouts of the group that an earlier attempt committed."""

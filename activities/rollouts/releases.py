@@ -1,10 +1,10 @@
 """Reports rollouts that end while their activity still runs to Dispatch, to free their permits.
 
 Invariants: a signal only speeds up what the end of the activity reports anyway, so one that cannot
-be sent is dropped. A part that has ended completely is never reported: its activity is about to
-complete. Signals cost history: from each worker a workflow gets one at a time, and more than one in
-LINGER_S only if each frees the permits of a part. State about a workflow is dropped with its last
-part.
+be sent is dropped. A part that has ended completely is never reported if it is all of its activity,
+which is about to complete. Signals cost history: from each worker a workflow gets one at a time,
+and more than one in LINGER_S only if each frees the permits of an activity. State about a workflow
+is dropped with its last part.
 """
 
 import asyncio
@@ -65,9 +65,11 @@ class Releases:
 
     @contextmanager
     def part(self, workflow_id: str, key: str, size: int) -> Iterator[Callable[[int], None]]:
-        """A context in which an activity of `workflow_id` runs part `key` of `size` rollouts.
+        """A context in which an activity of `workflow_id` that runs `size` rollouts runs part `key`
+        of them, or all.
 
-        Yields a function that takes the number of them that have ended, adopted ones included.
+        Yields a function that takes the number of the part's rollouts that have ended, adopted ones
+        included.
         """
         owner = self._owners.setdefault(workflow_id, _Owner())
         owner.parts += 1

@@ -63,8 +63,7 @@ class BenchWorld(World):
     ledger: Ledger = field(default_factory=Ledger)
     steps_done: int = 0
 
-    @activity.defn(name=names.RUN_ROLLOUTS)
-    async def run_rollouts(self, arg: RunRolloutsInput) -> RunRolloutsResult:
+    async def _run_group(self, arg: RunRolloutsInput) -> RunRolloutsResult:
         work, indexes = arg.work, arg.indexes
         owner = activity.info().workflow_id or ""
         generation = int(owner.rpartition("/")[2])

@@ -7,7 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from ratchet.activities.contracts import names
@@ -88,13 +88,19 @@ def shipped(evidence: Evidence) -> dict[int, tuple[Activity, Mapping[str, Any]]]
     }
 
 
+def works(activity: Activity) -> list[Mapping[str, Any]]:
+    """The groups that an activity runs rollouts of."""
+    return [activity.input["work"], *activity.input.get("more", ())]
+
+
 def delivery(evidence: Evidence) -> Verdict:
     """Every dispatched group reached the run once, as a result, an error or a cancellation.
 
     A group given up by a pause keeps its id and comes once more; nothing else may.
     """
     verdict = Verdict("every dispatched group delivered once")
-    dispatched = {activity.input["work"]["group"] for activity in evidence.of(names.RUN_ROLLOUTS)}
+    activities = evidence.of(names.RUN_ROLLOUTS)
+    dispatched = {work["group"] for activity in activities for work in works(activity)}
     ended, given_up = Counter[str](), Counter[str]()
     for found in deliveries(evidence):
         (given_up if found.cancelled else ended)[found.group] += 1
@@ -126,8 +132,7 @@ def examples(evidence: Evidence, epoch_sizes: Mapping[str, int]) -> Verdict:
     verdict = Verdict("every epoch's examples exactly once")
     example_of: dict[int, tuple[str, int]] = {}
     attempts: dict[int, set[int]] = defaultdict(set)
-    for activity in evidence.of(names.RUN_ROLLOUTS):
-        work = activity.input["work"]
+    for work in chain.from_iterable(map(works, evidence.of(names.RUN_ROLLOUTS))):
         if work["kind"] != "train":
             continue
         counter, attempt = train_counter(work["group"])

@@ -220,14 +220,19 @@ async def test_single_turn_group_to_batch(
     seen, _ = series.page(ctx.store, RUN, 0.0, 100)
     assert seen[-1]["worker_inflight"] == 0 and seen[-1]["tokens_per_s"] > 0
 
-    eval_work = _work("eval/0-0/reverse-text/0", "reverse-text", 2, "eval", 0)
-    await run(rooms.run_rollouts, RunRolloutsInput(RUN, eval_work, target, text_env.address))
-    await run(rooms.finalize_group, FinalizeGroupInput(RUN, eval_work, 0))
+    eval_work, more = (
+        _work(f"eval/0-0/reverse-text/{n}", "reverse-text", 2, "eval", n) for n in range(2)
+    )
+    given = RunRolloutsInput(RUN, eval_work, target, text_env.address, finalize_from=0, more=[more])
+    result = await run(rooms.run_rollouts, given)
+    groups = [eval_work.group, more.group]
+    assert [group.group for group in (result.finalized, *result.more)] == groups
+    assert await run(rooms.run_rollouts, given) == result, "a retry adopts both"
     record = await run(
         rooms.finalize_eval,
-        FinalizeEvalInput(RUN, "0-0/reverse-text", "reverse-text", 0, 1, 2),
+        FinalizeEvalInput(RUN, "0-0/reverse-text", "reverse-text", 0, 2, 2),
     )
-    assert (record.rollouts, record.errored, record.versions) == (2, 0, (0, 0))
+    assert (record.rollouts, record.errored, record.versions) == (4, 0, (0, 0))
     one, other = (document["samples"][0] for document in _documents(ctx, eval_work))
     assert one["token_ids"] == other["token_ids"], "only the likeliest token is ever sampled"
     assert set(one["logprobs"]) == {0.0}, "which is certain in the distribution really sampled"

@@ -60,6 +60,18 @@ async def finalized_with_rollouts(stage: Stage) -> None:
     assert stage.finalized_alone and not any("eval" in name for name in stage.finalized_alone)
 
 
+async def groups_together(stage: Stage) -> None:
+    """Small eval groups share activities; where one loses its engine its groups go on alone, and so
+    does one that fails when it is finalized there.
+    """
+    stage.lose_engine_in = {"eval/0-0/reverse-text/2"}
+    stage.unfinalized = {"eval/0-0/reverse-text/9"}
+    evals = {"env": [TEXT], "num_examples": 12, "group_size": 2}
+    permits = {"max_inflight_rollouts": 24}
+    await (await stage.start(max_steps=1, eval=evals, dispatch=permits)).result()
+    assert len(stage.together) > 1
+
+
 async def own_env_servers(stage: Stage) -> None:
     """Train and eval of one env differ in args, so that each has a server of its own."""
     train = {"env": [TEXT], "batch_size": 8, "group_size": 2}
@@ -537,6 +549,15 @@ KINDS: tuple[Kind, ...] = (
             '"finalized":null',
             names.FINALIZE_GROUP,
             '"cancelled":"damaged"',
+        ),
+    ),
+    Kind(
+        groups_together,
+        (
+            "eval-groups-together",
+            '"more":[{"group":"eval/0-0/reverse-text/1"',
+            '"more":[null,',
+            names.ENGINE_LOST,
         ),
     ),
     Kind(own_env_servers, ("own-env-servers", "eval/reverse-text", "host/env/1")),

@@ -218,10 +218,34 @@ async def test_groups_that_end_at_once_are_reported_by_the_hundred(temporal: Cli
         for report in sent[full:]:
             ahead -= {group.group for group in report.groups}
             assert ahead <= set(report.outstanding), "what is not reported yet is outstanding"
+        # An activity learns that it is cancelled with a heartbeat, and would else end well.
+        await until(lambda: world.executing == 0)
         world.flowing.set()
         await handle.signal("resume")
         assert (await handle.result())["status"] == "succeeded"
         check_exactly_once(world, 1)
+
+
+async def test_small_eval_groups_share_activities_and_go_on_alone_where_one_fails(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.lose_engine_in = {"eval/0-0/reverse-text/2"}
+        world.unfinalized = {"eval/0-0/reverse-text/9"}
+        evals = {"env": ENVS, "num_examples": 12, "group_size": 2}
+        dispatch = {"max_inflight_rollouts": 24}
+        handle = await start(world, max_steps=1, eval=evals, dispatch=dispatch)
+        result = await handle.result()
+        assert result["status"] == "succeeded"
+        groups = [f"eval/0-0/reverse-text/{n}" for n in range(12)]
+        assert world.together[:2] == [groups[:8], groups[8:]], "sixteen rollouts an activity"
+        assert "engine lost in eval/0-0/reverse-text/2" in world.events
+        assert not world.unfinalized
+        assert {name.rpartition("/")[0] for name in world.rolled_out} >= set(groups)
+        check_exactly_once(world, 1)
+        dispatch_of = temporal.get_workflow_handle(f"{handle.id}/dispatch/0")
+        delivered = [g.group async for r in reports(dispatch_of, temporal) for g in r.groups]
+        assert sorted(g for g in delivered if g.startswith("eval/0-0/")) == sorted(groups)
 
 
 async def _runs(handle: Any) -> bool:

@@ -181,6 +181,14 @@ class World:
     sampled: dict[str, set[str]] = field(default_factory=dict)
     playing: dict[int, list[str]] = field(default_factory=dict)
     played_by: dict[str, list[int]] = field(default_factory=dict)
+    together: list[list[str]] = field(default_factory=list)
+    """Groups that activities ran side by side."""
+    committed: set[str] = field(default_factory=set)
+    """Groups that ended in such an activity which failed, or did not finalize them: they are
+    adopted, and not run again.
+    """
+    unfinalized: set[str] = field(default_factory=set)
+    """Groups that are not finalized with their rollouts, once."""
 
     def _store(self, work: str) -> None:
         """Fails as a store does, as often as `store_fails` says for this work."""
@@ -274,7 +282,23 @@ class World:
 
     @activity.defn(name=names.RUN_ROLLOUTS)
     async def run_rollouts(self, arg: RunRolloutsInput) -> RunRolloutsResult:
-        work, engine = arg.work, arg.engine.index
+        groups = arg.of_each()
+        if len(groups) > 1:
+            self.together.append([one.work.group for one in groups])
+        outcomes = await asyncio.gather(*map(self._run_group, groups), return_exceptions=True)
+        results = [one for one in outcomes if not isinstance(one, BaseException)]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                self.committed |= {result.group for result in results}
+                raise outcome
+        if len(groups) > 1:
+            self.committed |= {one.group for one in results if one.finalized is None}
+        return replace(results[0], more=[result.finalized for result in results[1:]])
+
+    async def _run_group(self, arg: RunRolloutsInput) -> RunRolloutsResult:
+        work, engine, count = arg.work, arg.engine.index, len(arg.indexes)
+        if work.group in self.committed:
+            return RunRolloutsResult(work.group, count, 0, count * 4, self._finalized_too(arg))
         self.played_by.setdefault(work.group, []).append(engine)
         if work.group in self.lose_engine_in:
             self.lose_engine_in.discard(work.group)
@@ -305,7 +329,6 @@ class World:
             raise ApplicationError("broken reward", type="TaskError", non_retryable=True)
         for index in arg.indexes:
             self.rolled_out[f"{work.group}/{index}"] += 1
-        count = len(arg.indexes)
         return RunRolloutsResult(work.group, count, 0, count * 4, self._finalized_too(arg))
 
     def _finalized_too(self, arg: RunRolloutsInput) -> GroupResult | None:
@@ -313,6 +336,9 @@ class World:
         fails = self.store_fails[names.FINALIZE_GROUP] > 0 or self._has_no_credit(arg.work)
         damaged = self.damaged_groups.get(arg.work.group) == names.FINALIZE_GROUP
         if arg.finalize_from is None or fails or damaged:
+            return None
+        if arg.work.group in self.unfinalized:
+            self.unfinalized.discard(arg.work.group)
             return None
         return self._finalized(arg.work, arg.finalize_from)
 

@@ -10,6 +10,8 @@ signals. Invariants:
 - Everything that requires action or a report wakes the generation (`has_news`).
 """
 
+from collections.abc import Sequence
+
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import GroupResult
 from ratchet.configs.algorithm import scores_at_once
@@ -25,6 +27,10 @@ from ratchet.workflows.rules.held_work import HeldWorks
 from ratchet.workflows.rules.placement import MAX_RELOCATIONS, Attempt
 from ratchet.workflows.rules.scheduler import Part, Scheduler
 
+TOGETHER = 16
+"""Rollouts of small eval groups that one activity runs: each activity costs its own share of
+Temporal's work, and an eval is over with its last group anyway.
+"""
 GROUPS_PER_REPORT = 100
 """Keeps a report, at about 500 B a group, below 64 KiB."""
 
@@ -183,12 +189,39 @@ class Generation:
         at_once = work.kind == "eval" or scores_at_once(self._config.algorithm(work.env))
         return self.flights[work.group].version if whole and at_once else None
 
+    def together(self, parts: Sequence[Part]) -> list[list[Part]]:
+        """The parts that begin now, by the activity that runs them: whole eval groups of one env on
+        one engine may share one. While the store fails each has its own, since each is held.
+        """
+        most = 1 if self.held.reason else self._config.dispatch.rollouts_per_activity or TOGETHER
+        activities: list[list[Part]] = []
+        filling: dict[object, list[Part]] = {}
+        for part in parts:
+            work = part.work
+            key = work.env, part.engine, self.finalize_from(part)
+            beside = filling.get(key)
+            if work.kind == "train" or part.last - part.first < work.size:
+                activities.append([part])
+            elif beside and sum(one.work.size for one in beside) + work.size <= most:
+                beside.append(part)
+            else:
+                activities.append([part])
+                filling[key] = activities[-1]
+        return activities
+
     # -- attempts ---------------------------------------------------------------------------
 
     def attempt(self, part: Part) -> Attempt:
         """A part's first attempt; it has no address if its env may not be used now."""
         attempt = Attempt(part.work, part.engine, first=part.first)
         self._serve(attempt)
+        return attempt
+
+    def attempt_together(self, parts: Sequence[Part]) -> Attempt:
+        """The only attempt of several parts in one activity, on one env server."""
+        attempt = self.attempt(parts[0])
+        for part in parts[1:]:
+            self.flights.serve(self.flights[part.work.group], part.first, attempt.address)
         return attempt
 
     def has_place(self, attempt: Attempt) -> bool:

@@ -185,13 +185,20 @@ class Generation:
         return self.scheduler.control.stop or self.scheduler.control.pause == "cancel"
 
     def _admit(self) -> None:
+        admitted: list[Part] = []
         while True:
             evals_wait = self._evals_wait()
             decision = self.scheduler.admit(self.world.now)
             if not isinstance(decision, Part):
                 break
             assert not (evals_wait and decision.work.kind == "train"), "an eval was passed by"
-            self._start(decision)
+            admitted.append(decision)
+        for parts in self.decides.together(admitted):
+            if len(parts) > 1:
+                # Their common activity ends at once, and each goes on alone.
+                self.decides.attempt_together(parts)
+            for part in parts:
+                self._start(part)
         if decision.retry_s:
             self._rings_at = min(self._rings_at, self.world.now + decision.retry_s)
 

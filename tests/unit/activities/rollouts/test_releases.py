@@ -1,7 +1,7 @@
 """What a rollout worker reports to Dispatch of ended rollouts: when, how much, what it keeps."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -265,6 +265,7 @@ class Paced(RolloutActivities):
         self.tasks, self.connections = _Tasks(ctx), _Unwatched()
         self.gates = [asyncio.Event() for _ in range(size)]
         self.broken: set[int] = set()
+        self.begun: list[str] = []
 
     async def _request(self, given: RunRolloutsInput, task: dict[str, Any]) -> dict[str, Any]:
         return {}
@@ -275,6 +276,7 @@ class Paced(RolloutActivities):
         await self.gates[index].wait()
         if index in self.broken:
             raise ApplicationError("gone", type=names.ENGINE_LOST)
+        self.begun.append(f"{given.work.group}/{index}")
         document = {"group": given.work.group, "index": index, "error": None, "sampled_tokens": 1}
         return await self._stored(given.run_id, document)
 
@@ -299,12 +301,16 @@ def _world(tmp_path: Path, size: int) -> tuple[Server, Paced]:
     return server, Paced(ctx, server, size)
 
 
-def _start(rooms: Paced, first: int = 0, last: int | None = None) -> asyncio.Task[Any]:
+def _start(
+    rooms: Paced, first: int = 0, last: int | None = None, more: Sequence[GroupWork] = ()
+) -> asyncio.Task[Any]:
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=DISPATCH)
     work = GroupWork("train/7", "train", "e", 0, len(rooms.gates))
     engine = EngineTarget(0, 0, "http://none", "m", 0)
-    given = RunRolloutsInput("r", work, engine, "tcp://none", first=first, last=last)
+    given = RunRolloutsInput(
+        "r", work, engine, "tcp://none", first=first, last=last, more=list(more)
+    )
     return asyncio.create_task(environment.run(rooms.run_rollouts, given))
 
 
@@ -324,6 +330,29 @@ async def test_the_activity_reports_each_part_under_its_own_name(tmp_path: Path)
         "a part that has ended is not reported"
     )
     assert rooms.releases is not None and not rooms.releases._owners
+
+
+async def test_groups_of_one_activity_are_reported_as_each_ends(tmp_path: Path) -> None:
+    server, rooms = _world(tmp_path, 2)
+    more = [GroupWork("train/8", "train", "e", 1, 1), GroupWork("train/9", "train", "e", 2, 1)]
+    running = _start(rooms, more=more)
+    rooms.end(0)
+    await until(lambda: newest(server) == {"train/7/0": 1, "train/8/0": 1, "train/9/0": 1})
+    rooms.end(1)
+    assert await running == RunRolloutsResult("train/7", 2, 0, 2, more=[None, None])
+    assert rooms.releases is not None and not rooms.releases._owners
+
+
+async def test_groups_that_ended_beside_one_that_failed_are_adopted(tmp_path: Path) -> None:
+    _, rooms = _world(tmp_path, 2)
+    rooms.broken = {1}
+    more = [GroupWork("train/8", "train", "e", 1, 1)]
+    rooms.end(0, 1)
+    with pytest.raises(ApplicationError, match="gone"):
+        await _start(rooms, more=more)
+    rooms.broken.clear()
+    assert (await _start(rooms, more=more)).ok == 2
+    assert sorted(rooms.begun) == ["train/7/0", "train/7/1", "train/8/0"], "each once"
 
 
 async def test_a_retry_reports_what_it_adopted(tmp_path: Path) -> None:

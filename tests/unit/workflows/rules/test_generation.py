@@ -58,6 +58,58 @@ def test_a_group_in_one_part_is_finalized_with_its_rollouts() -> None:
     assert {g.finalize_from(part) for part in admitted(g.scheduler)} == {None}
 
 
+def evals(size: int, *, dispatch: dict[str, Any] | None = None, **changes: Any) -> Generation:
+    """A generation with an eval of 40 examples, `size` rollouts each."""
+    epoch = replace(EPOCH, num_examples=40, group_size=size)
+    known: dict[str, Any] = {"evals": [epoch], "train_limit": 2, "permits": 700}
+    return generation(dispatch, **{**known, "engines": ENGINES[:1], **changes})
+
+
+def test_small_eval_groups_share_an_activity() -> None:
+    for size, sizes in ((1, [16, 16, 8]), (5, [3] * 13 + [1]), (8, [2] * 20), (16, [1] * 40)):
+        g = evals(size)
+        parts = admitted(g.scheduler)
+        activities = g.together(parts)
+        mine = [[part.work for part in one] for one in activities if one[0].work.kind == "eval"]
+        assert [len(works) for works in mine] == sizes
+        assert sorted(part.work.group for one in activities for part in one) == sorted(
+            part.work.group for part in parts
+        )
+        train = [one for one in activities if one[0].work.kind == "train"]
+        assert all(len(one) == 1 for one in train)
+
+
+def test_what_differs_shares_no_activity() -> None:
+    g = evals(2, engines=ENGINES)
+    together = g.together(admitted(g.scheduler))
+    assert any(len(one) == 8 for one in together)
+    for one in together:
+        assert len({(part.engine, part.work.env, part.work.kind) for part in one}) == 1
+    # Groups in parts: an activity runs no more than the config lets it.
+    g = evals(4, dispatch={"rollouts_per_activity": 2})
+    assert all(len(one) == 1 for one in g.together(admitted(g.scheduler)))
+    g = evals(1, dispatch={"rollouts_per_activity": 2})
+    evaluated = [one for one in g.together(admitted(g.scheduler)) if one[0].work.kind == "eval"]
+    assert {len(one) for one in evaluated} == {2}
+
+
+def test_while_the_store_fails_each_group_has_its_own_activity() -> None:
+    g = evals(1)
+    parts = admitted(g.scheduler)
+    g.on_held("train/0/0", "disk full", 0.0)
+    assert all(len(one) == 1 for one in g.together(parts))
+
+
+def test_parts_in_one_activity_are_served_from_one_place_and_may_go_on_alone() -> None:
+    g = evals(1, envs={"a": EnvTarget(0, 1, "tcp://1"), "a:2": EnvTarget(1, 1, "tcp://2")})
+    (first, *_) = g.together(admitted(g.scheduler))
+    attempt = g.attempt_together(first)
+    assert g.flights.served == {attempt.address: 16}
+    for part in first:
+        g.attempt(part)
+    assert sorted(g.flights.served.values()) == [8, 8]
+
+
 # -- reports --------------------------------------------------------------------------------
 
 
