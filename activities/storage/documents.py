@@ -22,6 +22,8 @@ SCHEMA = 2
 FIELDS = 1
 """Of the documents in them, by their own field 'schema'."""
 _DOCUMENT, _SCHEMA = b"ratchet.document", b"ratchet.document.schema"
+INSIDE = 2**16
+"""Bytes of a file that its marker may hold: reading a reference reads them, too."""
 _COMPRESSION = "lz4"
 """Most of what masks, versions and advantages say is repetition."""
 
@@ -82,7 +84,9 @@ def put(
     store: ArtifactStore, key: str, document: Mapping[str, Any], *, attempt: str
 ) -> ArtifactRef:
     """Commits a document; returns the reference of the first to commit."""
-    return store.put(key, encode(document), attempt=attempt, schema=SCHEMA)
+    data = encode(document)
+    put = store.put_inside if len(data) <= INSIDE else store.put
+    return put(key, data, attempt=attempt, schema=SCHEMA)
 
 
 def read(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Any]:

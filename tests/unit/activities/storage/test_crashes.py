@@ -82,7 +82,11 @@ def test_a_commit_is_on_the_disk_content_before_marker(
     assert not disk.names
     store.copy(ref, "w/2", attempt="2")
     assert not disk.names
-    assert disk.markers == [name + MARKER for name in ("a", "a", "1", "2")]
+    store.put_inside("runs/r/b", b"one")
+    assert not disk.names
+    store.put_inside("runs/r/b", b"two", attempt="2")
+    assert not disk.names, "the winner's marker, which the loser adopts"
+    assert disk.markers == [name + MARKER for name in ("a", "a", "1", "2", "b", "b")]
 
 
 def test_live_records_do_not_wait_for_the_disk(

@@ -16,7 +16,7 @@ from ratchet.activities.rollouts import groups
 from ratchet.activities.rollouts.samples import Rollout, RolloutSample, failed, to_document
 from ratchet.activities.scoring import batches, subsets
 from ratchet.activities.scoring.filters import Verdict
-from ratchet.activities.storage import keys
+from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.batch import SCHEMA_VERSION, Sample, encode_batch
 from ratchet.activities.storage.columns import STREAMS
 from ratchet.activities.storage.store import ArtifactStore
@@ -138,6 +138,16 @@ def test_documents() -> None:
     member = group["rollouts"][0]
     assert set(group) | set(member) <= _named(said)
     assert set(member["samples"][0]) - set(asdict(sample)) == set(STREAMS)
+
+
+def test_a_marker_that_holds_a_rollout_is_read_as_one(tmp_path: Path) -> None:
+    store = ArtifactStore(str(tmp_path))
+    ref = documents.put(store, "a", {"samples": [{"token_ids": [5, 6]}]}, attempt="1")
+    marker = (tmp_path / "a.commit").read_bytes()
+    assert json.loads(marker.splitlines()[-1])["path"] == ref.path == "a.commit"
+    table = pyarrow.ipc.open_stream(marker).read_all()
+    assert table.to_pylist() == [{"token_ids": [5, 6]}]
+    assert json.loads(table.schema.metadata[b"ratchet.document"]) == {"samples": [{}]}
 
 
 def test_every_metric_of_a_batch_is_in_the_reference() -> None:

@@ -100,7 +100,7 @@ def test_what_later_builds_wrote_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CorruptArtifact, match="a: schema 3 is later than 2"):
         documents.read(store, later)
     fields = documents.put(store, "b", {"schema": 2}, attempt="")
-    with pytest.raises(CorruptArtifact, match=r"b \(b@.*schema 2 is later than 1"):
+    with pytest.raises(CorruptArtifact, match=r"b \(b\.commit.*schema 2 is later than 1"):
         documents.read(store, fields)
 
 

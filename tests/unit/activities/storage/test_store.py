@@ -54,6 +54,43 @@ def test_damaged_content_is_refused_with_its_key(store: ArtifactStore, damage: b
         store.get(ref)
 
 
+@pytest.mark.parametrize("data", [b"", b"data", b'a\n{"key": "b"}\n\n'])
+def test_a_file_inside_its_marker_is_one_file(store: ArtifactStore, data: bytes) -> None:
+    first = store.put_inside("runs/r/a", data, attempt="1", schema=2)
+    assert store.put_inside("runs/r/a", b"other", attempt="2") == first
+    assert store.put("runs/r/a", b"other", attempt="3") == first
+    assert store.committed("runs/r/a") == first and (first.schema, first.attempt) == (2, "1")
+    assert store.committed_keys("runs/r") == ["runs/r/a"]
+    assert store.get(store.require("runs/r/a"), schema=2) == data
+    store.verify(first)
+    files = store.fs.find(store.path("runs/r"))
+    assert [file.rpartition("/")[2] for file in files if "@" not in file] == ["a.commit"]
+    copied = store.copy(first, "runs/r/b", attempt="4")
+    assert store.get(copied, schema=2) == data
+    store.delete(first)
+    assert store.committed("runs/r/a") is None and store.committed("runs/r/b") == copied
+
+
+def test_attempts_of_builds_that_write_markers_differently_meet_at_one(
+    store: ArtifactStore,
+) -> None:
+    older = store.put("a", b"one", attempt="1")
+    assert store.put_inside("a", b"two", attempt="2") == older and store.get(older) == b"one"
+
+
+def test_damage_to_a_file_inside_its_marker_is_found(store: ArtifactStore) -> None:
+    ref = store.put_inside("a", b"data", attempt="1")
+    path = store.path(ref.path)
+    whole = store.fs.cat_file(path)
+    store.fs.pipe_file(path, whole.replace(b"data", b"dbta"))
+    with pytest.raises(CorruptArtifact, match=r"^a: a\.commit does not match its sha256"):
+        store.get(store.require("a"))
+    for cut in range(len(whole)):
+        store.fs.pipe_file(path, whole[:cut])
+        with pytest.raises(CorruptArtifact, match=r"^a: its marker"):
+            store.committed("a")
+
+
 def test_folder_is_one_artifact_and_verified_whole(store: ArtifactStore, tmp_path: Path) -> None:
     source = tmp_path / "source"
     (source / "sub").mkdir(parents=True)
@@ -71,7 +108,7 @@ def test_folder_is_one_artifact_and_verified_whole(store: ArtifactStore, tmp_pat
     assert store.committed("w/v1") is None
 
 
-@pytest.mark.parametrize("kind", ["bytes", "folder"])
+@pytest.mark.parametrize("kind", ["bytes", "folder", "inside"])
 def test_a_deletion_that_is_cut_short_leaves_no_reference_to_what_is_gone(
     store: ArtifactStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
@@ -79,6 +116,8 @@ def test_a_deletion_that_is_cut_short_leaves_no_reference_to_what_is_gone(
     (tmp_path / "source" / "x").write_text("data")
     if kind == "bytes":
         ref = store.put("a", b"data")
+    elif kind == "inside":
+        ref = store.put_inside("a", b"data")
     else:
         ref = store.put_folder("a", tmp_path / "source", attempt="1")
     remove = store.fs.rm
@@ -92,7 +131,8 @@ def test_a_deletion_that_is_cut_short_leaves_no_reference_to_what_is_gone(
         with pytest.raises(StoreUnavailable, match="cannot delete a"):
             store.delete(ref)
     assert store.committed("a") is None
-    store.verify(ref)
+    if kind != "inside":
+        store.verify(ref)
 
 
 def test_keys_cannot_leave_the_store(store: ArtifactStore) -> None:

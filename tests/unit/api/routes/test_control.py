@@ -297,7 +297,9 @@ async def test_a_refused_fork_points_into_its_own_body(served: Served, tmp_path:
 
 
 @pytest.mark.parametrize(("before", "after"), [("store", "auto"), ("adapter", "store")])
-def test_a_fork_keeps_how_versions_of_an_adapter_are_exported(before: str, after: str) -> None:
+async def test_a_fork_keeps_how_versions_of_an_adapter_are_exported(
+    before: str, after: str
+) -> None:
     env = {"env": [{"id": "a"}]}
     base = validate(
         {
