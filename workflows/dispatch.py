@@ -174,7 +174,7 @@ class Dispatch:
         ended: dict[str, GroupResult | None] = {}
         try:
             ended = await self._roll_out_together(parts)
-        except (asyncio.CancelledError, ActivityError) as error:
+        except (asyncio.CancelledError, Exception) as error:
             workflow.logger.info("%s groups go on alone: %s", len(parts), error)
         for part in parts:
             group = part.work.group
