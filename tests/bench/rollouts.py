@@ -209,7 +209,7 @@ def figures(
 def bench(config: RunConfig, home: Path, policy: Path) -> dict[str, Any]:
     """Carries one run out and measures it."""
     began = time.monotonic()
-    if not policy.is_dir():
+    if not (policy / "config.json").is_file():
         make_policy(config, policy)
     warm_start_s = time.monotonic() - began
     put_policy(ArtifactStore(f"file://{home}/store", home / "stores.json"), config, policy)
