@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import resource
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,7 +94,9 @@ def _peak_memory_gib(device: str) -> float:
 
     if device == "cuda":
         return float(torch.cuda.max_memory_allocated() / 2**30)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    # The maximum that getrusage knows is inherited from the process that started this one.
+    about = Path("/proc/self/status").read_text()
+    return int(about.partition("VmHWM:")[2].split(maxsplit=1)[0]) / 2**20
 
 
 class Trainer:

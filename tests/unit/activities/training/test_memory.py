@@ -281,6 +281,23 @@ def test_a_container_has_less_than_its_machine(tmp_path: Path) -> None:
     assert machine.memory(tmp_path / "memory.max") == 2**20
 
 
+PARENT = """
+import subprocess, sys
+large = b"x" * 2**30
+child = "from ratchet.activities.training import trainer; print(trainer._peak_memory_gib('cpu'))"
+subprocess.run([sys.executable, "-P", "-c", child], check=True)
+"""
+
+
+def test_the_peak_is_that_of_the_process_alone() -> None:
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", PARENT],
+        capture_output=True, text=True, timeout=60, check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert 0.1 < float(told.stdout) < 0.9
+
+
 CHILD = """
 import json, random, sys
 from dataclasses import replace
