@@ -10,7 +10,6 @@ limit (LONGEST_WAIT_S more), and by the watch on the server.
 import asyncio
 import contextlib
 import functools
-import json
 import os
 import socket
 import time
@@ -18,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -36,7 +34,6 @@ from ratchet.activities.contracts.rollouts import (
     ShipBatchInput,
 )
 from ratchet.activities.contracts.training import label_of
-from ratchet.activities.envs.rendering import renderer_of
 from ratchet.activities.rollouts import (
     chat,
     evaluations,
@@ -50,14 +47,14 @@ from ratchet.activities.rollouts.clock import EngineClock
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.gauges import RunGauges
 from ratchet.activities.rollouts.patience import patiently
+from ratchet.activities.rollouts.policies import Policies
 from ratchet.activities.rollouts.releases import Releases
 from ratchet.activities.rollouts.tasks import TaskLibrary
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.scoring import filters
-from ratchet.activities.scoring.algorithms import CreditError, Render
-from ratchet.activities.scoring.algorithms.rendering import load_renderer
+from ratchet.activities.scoring.algorithms import CreditError
 from ratchet.activities.scoring.check import AlgorithmLibrary
 from ratchet.activities.scoring.references import ReferenceLost
 from ratchet.activities.scoring.threads import aside
@@ -87,7 +84,8 @@ class RolloutActivities:
         self.ctx = ctx
         self.releases = releases
         self.tasks = TaskLibrary(ctx)
-        self.algorithms = AlgorithmLibrary(ctx, self._load_render)
+        self.policies = Policies(ctx)
+        self.algorithms = AlgorithmLibrary(ctx, self.policies.load_render)
         self.connections = EnvConnections()
         self._layouts = frozen.Layouts()
         self._seats = frozen.Seats()
@@ -95,9 +93,6 @@ class RolloutActivities:
         self._storing: set[asyncio.Task[Any]] = set()
         self._clocks: dict[str, EngineClock] = {}
         self._gauges: dict[str, RunGauges] = {}
-        self._tokenizers: dict[str, str] = {}
-        self._renderers: dict[str, dict[str, Any]] = {}
-        self._vocab_sizes: dict[str, int] = {}
 
     # -- rollouts ---------------------------------------------------------------------------
 
@@ -258,8 +253,8 @@ class RolloutActivities:
             {
                 "base_url": f"{engine.url.rstrip('/')}/v1",
                 "api_key_var": "RATCHET_ENGINE_KEY",
-                "renderer": await self._renderer(input.run_id),
-                "renderer_model_name": await self._tokenizer(input.run_id),
+                "renderer": await self.policies.renderer(input.run_id),
+                "renderer_model_name": await self.policies.tokenizer(input.run_id),
             }
         )
         # The salt keeps cached keys and values of one version from serving another.
@@ -271,31 +266,6 @@ class RolloutActivities:
             "sampling": wanted,
             "task_data": task,
         }
-
-    def _load_render(self, run_id: str) -> Render:
-        """A function that renders the policy's prompts for algorithms; blocks while the tokenizer
-        is fetched and loaded.
-        """
-        ref = self.ctx.store.require(keys.weights(run_id, 0))
-        folder = self.ctx.store.fetch_folder(ref, self.ctx.scratch("weights"))
-        return load_renderer(str(folder), renderer_of(self.ctx.config(run_id).model, folder))
-
-    async def _tokenizer(self, run_id: str) -> str:
-        """A local folder with the run's tokenizer: that of version 0."""
-        if run_id not in self._tokenizers:
-            ref = self.ctx.store.require(keys.weights(run_id, 0))
-            folder = await asyncio.to_thread(
-                self.ctx.store.fetch_folder, ref, self.ctx.scratch("weights")
-            )
-            self._tokenizers[run_id] = str(folder)
-        return self._tokenizers[run_id]
-
-    async def _renderer(self, run_id: str) -> dict[str, Any]:
-        """The renderers config of the run."""
-        if run_id not in self._renderers:
-            folder, model = Path(await self._tokenizer(run_id)), self.ctx.config(run_id).model
-            self._renderers[run_id] = await asyncio.to_thread(renderer_of, model, folder)
-        return self._renderers[run_id]
 
     async def _one(
         self,
@@ -414,7 +384,7 @@ class RolloutActivities:
             longest = config.trainer.seq_len
             return samples.from_episode(episode, served=served, label=label, seq_len=longest)
         layout = await self._layouts.layout(
-            await self._tokenizer(input.run_id), await self._renderer(input.run_id)
+            await self.policies.tokenizer(input.run_id), await self.policies.renderer(input.run_id)
         )
         return await asyncio.to_thread(samples.from_episode, episode, layout.samples)
 
@@ -519,22 +489,8 @@ class RolloutActivities:
     async def _judge(self, run_id: str, slot: Sequence[FilterConfig]) -> groups.Judge:
         """A slot of filters, ready to judge rollouts."""
         needed = filters.needs_vocabulary(slot)
-        vocab_size = await self._vocab_size(run_id) if needed else None
+        vocab_size = await self.policies.vocab_size(run_id) if needed else None
         return functools.partial(filters.judge, slot, vocab_size=vocab_size)
-
-    async def _vocab_size(self, run_id: str) -> int:
-        """Size of the policy's vocabulary, from the model config of version 0."""
-        if run_id not in self._vocab_sizes:
-            about = Path(await self._tokenizer(run_id)) / "config.json"
-            size = filters.vocab_size_of(json.loads(about.read_text()))
-            if size is None:
-                raise final(
-                    names.BAD_INPUT,
-                    "the policy's config.json has no vocab_size, which the gibberish filter "
-                    "needs; set filters.pre_batch and filters.post_batch without it",
-                )
-            self._vocab_sizes[run_id] = size
-        return self._vocab_sizes[run_id]
 
     async def _score_group(
         self,

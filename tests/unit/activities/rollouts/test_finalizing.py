@@ -53,7 +53,7 @@ class Reader:
 
 def _rooms(home: Path, env: Env) -> Rooms:
     rooms = Rooms(home, env)
-    rooms._vocab_sizes["r"] = 64
+    rooms.policies._vocab_sizes["r"] = 64
     return rooms
 
 

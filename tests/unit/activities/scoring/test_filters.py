@@ -498,7 +498,7 @@ async def test_sft_with_a_reward_filter_is_rejection_sampling(tmp_path: Path, sl
 
 async def test_gibberish_without_a_vocabulary_is_the_users_mistake(tmp_path: Path) -> None:
     rooms = _world(tmp_path)
-    folder = Path(await rooms._tokenizer("r"))
+    folder = Path(await rooms.policies.tokenizer("r"))
     (folder / "config.json").write_text("{}")
     with pytest.raises(ApplicationError, match="no vocab_size") as error:
         await _finalize(rooms, 0, [_rollout(0.1, [_sample([1], [UNSURE])])])
