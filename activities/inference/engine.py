@@ -46,7 +46,7 @@ from ratchet.configs.trainer import ALL_LINEAR, MOST_SERVED_RANK, LoraConfig
 
 ADVERTISE = "RATCHET_ADVERTISE_HOST"
 PROBE_LIMIT_S = 3.0
-READER = "ratchet.activities.inference.held.Held"
+READER = "ratchet.activities.inference.compat.Reader"
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, MOST_SERVED_RANK)
 KEEP_ALIVE_S = 120
 """Longer than clients keep idle connections, so that they never race a close."""

@@ -13,11 +13,12 @@ Facts about vLLM 0.32 that this relies on:
 - A layer that adapters may change is the `base_layer` of another one, which holds the factors of
   adapters in slots: A and B for each layer that it fuses, B times alpha / rank. Their ids rise.
 - On a CPU with AVX-512 a linear layer keeps its weights packed, where `cpu_linear` finds them, and
-  not otherwise. The output layer keeps both, and computes with the packed ones.
+  not otherwise. The output layer keeps both, and computes with the packed ones. Those that
+  `compat` packs have a method `dense`.
 
-Invariant: a packed layer is read exactly or not at all. A row of the identity as input yields a
-column of the weights, since products with 1 and sums with 0 are not rounded; one more row shows
-whether a kernel rounds its input.
+Invariant: a packed layer is read exactly or not at all. Of one that cannot be converted back, a row
+of the identity as input yields a column of the weights, since products with 1 and sums with 0 are
+not rounded; one more row shows whether a kernel rounds its input.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ratchet.activities.inference.fingerprints import WORD, as_rows, block_rows, fingerprint, hexed
+from ratchet.activities.inference.fingerprints import (
+    BLOCK,
+    WORD,
+    as_rows,
+    block_rows,
+    fingerprint,
+    hexed,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype, nn
@@ -151,7 +159,11 @@ def plan(
     for (path, leaf), held_there in parts.items():
         layer = _submodule(model, path)
         if leaf == "weight" and _is_packed(layer):
-            steps += _packed_steps(layer, held_there, dtype)
+            packed = _readable(layer)
+            if packed is None:
+                steps += _packed_steps(layer, held_there, dtype)
+            else:
+                steps += _dense_steps(packed, held_there)
         else:
             steps += _steps(layer, leaf, held_there, dtype)
     return steps, unread
@@ -279,6 +291,42 @@ def _is_packed(layer: Any) -> bool:
     if getattr(kernel, "__closure__", None) is None:
         return False
     return bool(layer.weight.numel() == 0) or type(layer).__name__ == OUTPUT
+
+
+def _readable(layer: Any) -> Any:
+    """What a layer computes with, if that can be converted back; else None."""
+    held = (cell.cell_contents for cell in layer.cpu_linear.__closure__)
+    return next((one for one in held if hasattr(one, "dense")), None)
+
+
+def _dense_steps(packed: Any, parts: list[Part]) -> list[Step]:
+    """How to read a packed layer that can be converted back: once, and then piece by piece."""
+    copy: list[Tensor] = []
+
+    def convert() -> list[Row]:
+        copy.append(packed.dense())
+        return []
+
+    def reader(part: Part, begin: int, end: int) -> Callable[[], list[Row]]:
+        def read() -> list[Row]:
+            block = copy[0][part.local + begin : part.local + end]
+            return [part.result(block.numel(), fingerprint(block, part.row + begin, part.column))]
+
+        return read
+
+    def drop() -> list[Row]:
+        copy.clear()
+        return []
+
+    names = [part.name for part in parts]
+    steps = [Step(names, convert)]
+    for part in parts:
+        step = max(1, BLOCK // part.columns)
+        steps += [
+            Step([part.name], reader(part, begin, min(begin + step, part.rows)))
+            for begin in range(0, part.rows, step)
+        ]
+    return [*steps, Step(names, drop)]
 
 
 def _steps(layer: Any, leaf: str, parts: list[Part], dtype: dtype) -> list[Step]:

@@ -175,6 +175,7 @@ class TrainerActivities:
             "env": config.model.warm_start_env,
             "seed": config.seed,
             "renderer": config.model.renderer,
+            "lowered": "bfloat16" in (config.trainer.compute_dtype, config.inference.dtype),
         }
         if (version := version_named(config.model.name)) is not None:
             order |= await asyncio.to_thread(self._version, *version, scratch / "version")

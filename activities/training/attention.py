@@ -10,10 +10,13 @@ Invariants:
 - No value of one sequence enters another's attention: there they are separate rows of a batch.
 - Without a `layout` the function is transformers' own scaled dot-product attention, to the bit.
 - Gathering is an embedding look-up, whose gradient is summed in a fixed order.
+- On a CPU it is computed in float32 whatever a pass lowers: the kernel in bfloat16 takes longer
+  there, and its products are further off.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -156,8 +159,13 @@ def packed_attention(
     import torch
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+    computing: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        computing = torch.autocast("cpu", enabled=False)
+        query, key, value = query.float(), key.float(), value.float()
     if layout is None:
-        whole, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        with computing:
+            whole, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return whole, None
     if kwargs.get("sliding_window") is not None:
         raise ValueError("its attention has a sliding window")
@@ -172,7 +180,8 @@ def packed_attention(
                 (rows.queries, rows.keys, rows.keys), flat, heads, strict=True
             )
         ]
-        output, _ = sdpa_attention_forward(module, *cut, rows.mask, **kwargs)
+        with computing:
+            output, _ = sdpa_attention_forward(module, *cut, rows.mask, **kwargs)
         outputs.append(output.reshape(rows.queries.numel(), -1))
     joined = look_up(layout.back, torch.cat(outputs))
     return joined.view(1, joined.shape[0], heads[0], -1), None
@@ -216,7 +225,7 @@ def enable(model: Any) -> str | None:
         difference = (
             packed.float().log_softmax(-1) - torch.cat(alone).float().log_softmax(-1)
         ).abs()
-        tolerance = 1e-4 if packed.dtype == torch.float32 else 0.1
+        tolerance = 1e-3 if packed.dtype == torch.float32 else 0.1
         if not difference.max().item() <= tolerance:
             reason = f"packed scores differ from unpacked ones by {difference.max().item():.2g}"
     if reason is not None:

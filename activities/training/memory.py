@@ -130,15 +130,16 @@ def adapter_size(shape: Shape, lora: LoraConfig) -> int:
     return _adapter(shape, lora)[0]
 
 
-def _layer(shape: Shape, low: int) -> int:
-    """What one layer keeps of a token for its backward pass, where products have `low` bytes each.
+def _layer(shape: Shape, low: int, attended: int) -> int:
+    """What one layer keeps of a token for its backward pass, where products have `low` bytes each,
+    and queries, keys and values as attention takes them have `attended`.
 
     A norm keeps its input and what it normalised, in float32, and its output as the products take
     it; attention its queries, keys, values, output and that output as a row; the feed-forward four
     times its width.
     """
     norms = 2 * shape.hidden * (4 + 4 + low)
-    attention = low * (3 * shape.heads + 2 * shape.kv_heads)
+    attention = attended * 2 * (shape.heads + shape.kv_heads) + low * shape.heads
     if shape.qk_norm:
         attention += (shape.heads + shape.kv_heads) * (4 + 4)
     return norms + attention + 4 * shape.met * shape.inner * low
@@ -215,7 +216,7 @@ def _rank_parts(shape: Shape, config: RunConfig, *, gpu: bool) -> dict[str, int]
     tokens, samples = trainer.micro_batch_tokens, config.train.batch_size
     if samples is not None:
         tokens = min(tokens, samples * trainer.seq_len)
-    layer = _layer(shape, low)
+    layer = _layer(shape, low, attended=low if gpu else 4)
     kept = 4 * shape.hidden * shape.layers + layer
     per_token = kept if trainer.activation_checkpointing else shape.layers * layer
     block = max(BLOCK_LOGITS["cuda" if gpu else "cpu"] // shape.vocab, 1)

@@ -77,6 +77,24 @@ def load_model(source: str | Path, revision: str | None = None) -> Any:
     return model.eval()
 
 
+def round_ties(model: Any) -> int:
+    """Rounds each weight that lies halfway between two bfloat16 numbers as bfloat16 rounds it;
+    returns how many there are.
+
+    A pass or an engine in bfloat16 sees no difference. Left there, the smallest step takes such a
+    weight to its other neighbour, 1/256 of its size away. An eighth of the weights of a checkpoint
+    in float16 are ties, 7 % of those of a quantized SmolLM2, none of one in bfloat16.
+    """
+    import torch
+
+    count = 0
+    for parameter in model.parameters():
+        ties = parameter.detach().view(torch.int32).bitwise_and(0xFFFF) == 0x8000
+        parameter.data[ties] = parameter.data[ties].to(torch.bfloat16).float()
+        count += int(ties.sum())
+    return count
+
+
 def computing(device: str, dtype: str) -> torch.autocast:
     """A context in which forward passes compute in `dtype`, from float32 weights."""
     import torch

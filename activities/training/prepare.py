@@ -1,9 +1,9 @@
 """Makes the weights of version 0.
 
 `python -m ratchet.activities.training.prepare --order FILE --out DIR`. The order is JSON: {name,
-env, seed}. Optional are `revision` and `renderer`, as the config has them; `recipe`, changes of the
-default policy's recipe; and for another run's version its `folder`, base model (`base`) and
-`license`.
+env, seed}. Optional are `revision` and `renderer`, as the config has them; `lowered`, whether the
+trainer computes or engines serve in bfloat16; `recipe`, changes of the default policy's recipe; and
+for another run's version its `folder`, base model (`base`) and `license`.
 Progress goes to standard output, one JSON line each: {"progress": text}. The result is always an
 untied model in Hugging Face layout with tokenizer, fingerprints, canary and `policy.json`
 (`storage.keys`). If a model cannot be loaded, the process prints {"problem": text} and ends with
@@ -117,7 +117,7 @@ def main() -> None:
     order = json.loads(options.order.read_text())
 
     from ratchet.activities.training.adapters import load_merged
-    from ratchet.activities.training.model import export, parameter_count
+    from ratchet.activities.training.model import export, parameter_count, round_ties
 
     if order["name"] == DEFAULT_POLICY:
         recipe = replace(recipe_of(order["env"]), **order.get("recipe", {}))
@@ -137,10 +137,15 @@ def main() -> None:
         if "folder" in order and (adapter := Path(order["folder"]) / ADAPTER_FOLDER).is_dir():
             model = load_merged(model, adapter)
         origin = f"{name} at {revision}" if revision else name
+    count = parameter_count(model)
+    # Runs of any dtype share a default policy, and it has no more ties than chance makes.
+    lowered = order.get("lowered", False) and order["name"] != DEFAULT_POLICY
+    if lowered and (ties := round_ties(model)):
+        _say(progress=f"rounded {ties} of {count} weights, which lay between two of bfloat16")
     # Runs that start from it may choose any dtype for their engines.
     export(model, tokenizer, options.out, served=get_args(Dtype), noise=True)
     from_what = descent(order)
-    about = {"parameters": parameter_count(model), "origin": origin, **from_what}
+    about = {"parameters": count, "origin": origin, **from_what}
     try:
         about |= agreeing_renderer(order | from_what, tokenizer)
     except ValueError as error:

@@ -7,12 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ratchet.activities.inference.held import (
-    Held,
-    held_name,
-    parts_of,
-    through_kernel,
-)
+from ratchet.activities.inference.compat import Reader
+from ratchet.activities.inference.held import held_name, parts_of, through_kernel
 
 Named = Iterable[tuple[str, Any]]
 
@@ -23,7 +19,7 @@ def _stored(folder: str) -> dict[str, Any]:
     return {k: v for file in Path(folder).glob("*.safetensors") for k, v in load_file(file).items()}
 
 
-class Faults(Held):
+class Faults(Reader):
     """Adds faults at the two places that lie inside an engine."""
 
     def fault_in_stream(self, names: list[str], folder: str) -> None:

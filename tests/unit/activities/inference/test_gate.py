@@ -17,6 +17,7 @@ from ratchet.activities.inference import devices, fingerprints
 from ratchet.activities.inference.activities import push_label
 from ratchet.activities.inference.devices import engine_threads
 from ratchet.activities.inference.engine import (
+    READER,
     adapted_kinds,
     engine_argv,
     engine_env,
@@ -35,7 +36,6 @@ from ratchet.activities.inference.gate import (
     parse_canary,
     read_expected,
 )
-from ratchet.activities.inference.held import Held
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
 from ratchet.configs.run import RunConfig
@@ -196,7 +196,7 @@ def test_command_line_on_cpu_and_gpu() -> None:
     cpu = argv(cpu=True)
     assert cpu[cpu.index("--kv-cache-memory-bytes") + 1] == str(2**28)
     assert cpu[-2:] == ["--max-num-seqs", "7"]
-    assert cpu[cpu.index("--worker-extension-cls") + 1] == f"{Held.__module__}.{Held.__name__}"
+    assert cpu[cpu.index("--worker-extension-cls") + 1] == READER
     gpu = argv(cpu=False)
     assert "--enforce-eager" not in gpu and "--gpu-memory-utilization" in gpu
     assert "VLLM_CPU_OMP_THREADS_BIND" not in engine_env(cpu=False)

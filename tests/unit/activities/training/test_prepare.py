@@ -1,11 +1,16 @@
 """What is reported while a policy is made, and what it descends from."""
 
 import json
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from ratchet.activities.training import prepare
 from ratchet.activities.training.prepare import descent, make_default
 from tests.unit.activities.training.conftest import SMALL
 
@@ -33,3 +38,34 @@ def test_a_folder_descends_from_what_its_card_names(tmp_path: Path) -> None:
 def test_a_version_of_a_run_descends_as_that_run_does(tmp_path: Path) -> None:
     order = {"name": "run:r@3", "folder": str(tmp_path), "base": "a/b", "license": "mit"}
     assert descent(order) == {"base": "a/b", "license": "mit"}
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+def test_only_a_run_in_bfloat16_rounds_weights_between_two_of_its_numbers(
+    policy: Path,
+    tmp_path: Path,
+    lowered: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = shutil.copytree(policy, tmp_path / "half")
+    half = {name: t.half() for name, t in load_file(folder / "model.safetensors").items()}
+    save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
+    order = {"name": str(folder), "env": "reverse-text", "seed": 0, "lowered": lowered}
+    (tmp_path / "order.json").write_text(json.dumps(order))
+    argv = ["prepare", "--order", str(tmp_path / "order.json"), "--out", str(tmp_path / "v0")]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(prepare, "end_with_parent", lambda: None)
+    prepare.main()
+    made, rounded, ties, count = load_file(tmp_path / "v0" / "model.safetensors"), 0, 0, 0
+    for name, given in half.items():
+        whole, low = given.float(), given.float().bfloat16().float()
+        between = (whole.view(torch.int32) & 0xFFFF) == 0x8000
+        assert torch.equal(made[name], torch.where(between & lowered, low, whole)), name
+        assert torch.equal(made[name].bfloat16().float(), low), "one in bfloat16 sees no difference"
+        rounded += int((made[name] != whole).sum())
+        ties, count = ties + int(between.sum()), count + whole.numel()
+    assert 0.1 < ties / count < 0.15 and rounded == (ties if lowered else 0)
+    said = [json.loads(line)["progress"] for line in capsys.readouterr().out.splitlines()]
+    text = f"rounded {ties} of {count} weights, which lay between two of bfloat16"
+    assert said == ([text] if lowered else [])
