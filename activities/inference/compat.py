@@ -60,7 +60,7 @@ def _keep_readable() -> None:
     ops.create_onednn_mm, ops.onednn_mm = created, multiplied
 
 
-if torch.backends.mkldnn.is_available():
+if torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
     _keep_readable()
 
 
