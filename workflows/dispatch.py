@@ -36,7 +36,7 @@ from ratchet.workflows.protocol.errors import cause_of, type_of
 from ratchet.workflows.protocol.messages import DISPATCH, Control, DispatchInput
 from ratchet.workflows.rules import placement
 from ratchet.workflows.rules.flights import Flight
-from ratchet.workflows.rules.generation import Generation
+from ratchet.workflows.rules.generation import HELD_FOR, Generation
 from ratchet.workflows.rules.placement import Attempt
 from ratchet.workflows.rules.scheduler import Part
 
@@ -63,6 +63,7 @@ class Dispatch:
         self._tasks: dict[str, list[asyncio.Task[None]]] = {}
         self._alarm: asyncio.Task[None] | None = None
         self._rings_at = 0.0
+        self._held: asyncio.Task[None] | None = None
         self._run_is_over = False
         self._viewed: datetime | None = None
 
@@ -80,6 +81,7 @@ class Dispatch:
     async def run(self, arg: DispatchInput) -> None:
         """Returns when nothing more may be admitted and everything in flight was delivered."""
         generation = self._generation
+        generation.may_hold_back = workflow.patched("holds-reports-back")
         pulse = asyncio.create_task(self._pulse())
         while not self._run_is_over:
             if generation.begin_turn(long=self._is_long()):
@@ -91,6 +93,8 @@ class Dispatch:
             self._view()
             if generation.is_over:
                 break
+            if generation.holds_back and (self._held is None or self._held.done()):
+                self._held = asyncio.create_task(self._report_later())
             await workflow.wait_condition(lambda: generation.has_news)
         pulse.cancel()
         self._cancel(generation.give_up(list(generation.flights), "stop"))
@@ -111,6 +115,10 @@ class Dispatch:
         while True:
             await workflow.sleep(SIGN_OF_LIFE, summary="sign of life")
             self._generation.report_due = True
+
+    async def _report_later(self) -> None:
+        await workflow.sleep(HELD_FOR, summary="more groups to report")
+        self._generation.report_due |= bool(self._generation.outbox)
 
     def _is_long(self) -> bool:
         info = workflow.info()

@@ -70,6 +70,12 @@ async def groups_together(stage: Stage) -> None:
     assert len(stage.together) > 1
 
 
+async def reports_held_back(stage: Stage) -> None:
+    """Groups are reported once they fill a batch; beside one that takes long, after a while."""
+    stage.rollout_s_of = lambda group, index: 7.0 if group == "train/1" else 0.02  # type: ignore[method-assign]
+    await (await stage.start(max_steps=3)).result()
+
+
 async def own_env_servers(stage: Stage) -> None:
     """Train and eval of one env differ in args, so that each has a server of its own."""
     train = {"env": [TEXT], "batch_size": 8, "group_size": 2}

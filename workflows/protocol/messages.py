@@ -93,7 +93,8 @@ class Control:
     the states of algorithms, by env and agent. With `pause` nothing more is admitted; what is in
     flight finishes ('drain') or is cancelled ('cancel'). Once `train_over`, no batch is left to
     fill: train groups in flight are cancelled. A generation that began with another `revision` of
-    the config hands over.
+    the config hands over. `missing` rollouts fill the run's next batch, beyond those in reports up
+    to number `heard`; 0 if it needs each group at once.
     """
 
     seq: int
@@ -116,6 +117,8 @@ class Control:
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
     revision: int = 0
     train_over: bool = False
+    missing: int = 0
+    heard: int = -1
 
 
 @versioned(DISPATCH_INPUT)

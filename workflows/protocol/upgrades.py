@@ -74,6 +74,11 @@ def run_state_from_1_to_2(state: Document) -> Document:
     return {**flat, **parts, **curriculum}
 
 
+def dispatch_input_from_2_to_3(input: Document) -> Document:
+    """Every group was reported at once."""
+    return {**input, "control": {**input["control"], "missing": 0, "heard": -1}}
+
+
 def dispatch_input_from_1_to_2(input: Document) -> Document:
     """Train groups in flight were never cancelled at the last batch."""
     return {**input, "control": {**input["control"], "train_over": False}}
@@ -121,5 +126,8 @@ RUN_STATE = Versions(
     },
 )
 RUN_INPUT = Versions("the input of TrainingRun", {0: unchanged, 1: run_input_from_1_to_2})
-DISPATCH_INPUT = Versions("the input of Dispatch", {0: unchanged, 1: dispatch_input_from_1_to_2})
+DISPATCH_INPUT = Versions(
+    "the input of Dispatch",
+    {0: unchanged, 1: dispatch_input_from_1_to_2, 2: dispatch_input_from_2_to_3},
+)
 HOST_WORKFLOW_INPUT = Versions("the input of Host", {0: unchanged})

@@ -159,6 +159,11 @@ class Curriculum:
             if env.curriculum.gates:
                 self._gates[env.name] = env.curriculum.gates
 
+    @property
+    def decides(self) -> bool:
+        """Whether arrivals change what is drawn next, or which groups count."""
+        return bool(self._samplers or self._gates)
+
     def samples(self, env: str) -> bool:
         """Whether the examples of `env` are drawn here; else they follow from the counter."""
         return env in self._samplers

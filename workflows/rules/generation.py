@@ -8,9 +8,11 @@ signals. Invariants:
   one cancellation with its first cause.
 - What was admitted and is in no report yet is `outstanding` in every report.
 - Everything that requires action or a report wakes the generation (`has_news`).
+- A report that waits (`holds_back`) never delays a batch by more than HELD_FOR.
 """
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import GroupResult
@@ -33,6 +35,19 @@ Temporal's work, and an eval is over with its last group anyway.
 """
 GROUPS_PER_REPORT = 100
 """Keeps a report, at about 500 B a group, below 64 KiB."""
+HELD_FOR = timedelta(seconds=5)
+"""The longest time for which a report waits for more groups: each one costs a turn of the run and
+one of the generation.
+"""
+
+
+def _is_plain(group: GroupResult) -> bool:
+    """Whether a group only counts: nothing of it failed, was lost or is observed."""
+    return (
+        group.kind == "train"
+        and group.size == group.survivors == group.trainable
+        and not (group.errored or group.observed or group.error or group.cancelled)
+    )
 
 
 class Generation:
@@ -47,6 +62,8 @@ class Generation:
         self.held = HeldWorks()
         self.outbox: list[GroupResult] = []
         self.changed = self.report_due = False
+        self.may_hold_back = False
+        self._reported: dict[int, int] = {}
         self._lost: list[LostServer] = []
         self._waits: list[str] = []
         self._unplaced: list[str] = []
@@ -57,12 +74,41 @@ class Generation:
     @property
     def has_news(self) -> bool:
         """Whether the next turn is due."""
-        return self.changed or bool(self.outbox) or self.report_due
+        return self.changed or self.report_due or bool(self.outbox and not self.holds_back)
 
     @property
     def must_report(self) -> bool:
         """Whether the run needs a report now."""
-        return bool(self.outbox or self._lost) or self.report_due
+        held = self.holds_back or not self.outbox
+        return bool(self._lost) or self.report_due or not held
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the run can do nothing yet with the groups that ended: all of them count as they
+        are, and they do not fill its next batch.
+        """
+        control, outbox = self.scheduler.control, self.outbox
+        return (
+            self.may_hold_back
+            and control.missing > 0
+            and self.scheduler.admitting
+            and 0 < len(outbox) < GROUPS_PER_REPORT
+            and all(_is_plain(group) for group in outbox)
+            and sum(self._counted(group) for group in outbox) < self._missing()
+        )
+
+    def _missing(self) -> int:
+        """Rollouts that fill the run's next batch, beyond those that were reported."""
+        control, batch = self.scheduler.control, self._config.train.batch_size
+        assert batch is not None
+        unheard = sum(n for seq, n in self._reported.items() if seq > control.heard)
+        return (control.missing - unheard) % batch or batch
+
+    def _counted(self, group: GroupResult) -> int:
+        """Rollouts with which a group fills a batch."""
+        if group.kind != "train" or group.cancelled:
+            return 0
+        return group.trainable if self._config.train.backfill else group.survivors
 
     @property
     def is_over(self) -> bool:
@@ -122,6 +168,9 @@ class Generation:
         """The next report, with at most `most` groups; the last one says that all is `closed`."""
         scheduler, groups, lost = self.scheduler, self.outbox[:most], self._lost
         self.outbox, self._lost, self.report_due = self.outbox[most:], [], False
+        heard = scheduler.control.heard
+        self._reported = {seq: n for seq, n in self._reported.items() if seq > heard}
+        self._reported[self._seq] = sum(map(self._counted, groups))
         self._seq += 1
         return DispatchReport(
             generation=self._arg.generation,

@@ -246,4 +246,16 @@ class Leases:
             baselines=dict(state.arrivals.baselines),
             revision=state.live.revision,
             train_over=self._train_over,
+            missing=self._missing,
+            heard=max((g.seq for g in self.live if g.number == generation), default=-1),
         )
+
+    @property
+    def _missing(self) -> int:
+        """Rollouts that fill the batch which is not full yet; 0 if each group may change what is
+        rolled out next.
+        """
+        rollouts = self._config.train.batch_size
+        if rollouts is None or self._curriculum.decides:
+            return 0
+        return rollouts - self._sink.collected % rollouts

@@ -109,7 +109,8 @@ class Generations:
         self._leases.renumber()
         for generation in [g for g in self._leases.live if g.started]:
             control = self._leases.control(generation.number)
-            news = replace(control, seq=0)
+            # A generation counts on from the last one that it got.
+            news = replace(control, seq=0, missing=0, heard=-1)
             if self._sent.get(generation.number) == news:
                 continue
             self._sent[generation.number] = news

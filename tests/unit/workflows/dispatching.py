@@ -70,13 +70,14 @@ class Generation:
         self.world = world
         self.number = number
         self.decides = rules.Generation(world.config, arg)
+        self.decides.may_hold_back = True
         self.scheduler = self.decides.scheduler
         self.works: list[Running] = []
         self.inbox: list[tuple[Control, int]] = []
         self.long = self.over = False
-        self._sent = replace(control, seq=0)
+        self._sent = _news(control)
         self._heard = [control]
-        self._rings_at = float("inf")
+        self._rings_at = self._reports_at = float("inf")
         self._loop = self._turns()
         # What reports must agree with: groups by name and what of them was handed out, those
         # reported, why each was given up, and engines that were lost for good.
@@ -107,8 +108,8 @@ class Generation:
 
     def send(self, control: Control, permits: int) -> None:
         """The run sends a control, if it is news to the generation."""
-        if replace(control, seq=0) != self._sent:
-            self._sent = replace(control, seq=0)
+        if _news(control) != self._sent:
+            self._sent = _news(control)
             self.inbox.append((control, permits))
 
     def hear(self) -> None:
@@ -135,6 +136,9 @@ class Generation:
         if self.world.now >= self._rings_at:
             self._rings_at = float("inf")
             self.decides.changed = True
+        if self.world.now >= self._reports_at:
+            self._reports_at = float("inf")
+            self.decides.report_due |= bool(self.decides.outbox)
         return not self.over and next(self._loop)
 
     def _turns(self) -> Iterator[bool]:
@@ -150,6 +154,9 @@ class Generation:
                 yield True
             if decides.is_over:
                 break
+            if decides.holds_back:
+                within = self.world.now + rules.HELD_FOR.total_seconds()
+                self._reports_at = min(self._reports_at, within)
             yield False
             while not decides.has_news:
                 yield False
@@ -225,7 +232,8 @@ class Generation:
 
     def _report(self, *, closed: bool = False) -> None:
         report = self.decides.report(closed=closed, most=MOST)
-        assert self.decides.must_report == bool(self.decides.outbox), "it reports for ever"
+        left = self.decides.outbox and not self.decides.holds_back
+        assert self.decides.must_report == bool(left), "it reports for ever"
         assert report.seq == self._reports and report.generation == self.number
         assert closed or report.state == ("open" if self.scheduler.admitting else "tail")
         assert len(report.groups) <= MOST, "more groups in a report than it may carry"
@@ -352,3 +360,8 @@ class Generation:
 
 def _at(engine: EngineTarget, key: tuple[int, int]) -> bool:
     return (engine.index, engine.epoch) == key
+
+
+def _news(control: Control) -> Control:
+    """A control without what alone is no reason to send it."""
+    return replace(control, seq=0, missing=0, heard=-1)

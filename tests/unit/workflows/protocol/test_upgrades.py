@@ -111,7 +111,7 @@ def flat(state: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-SCHEMAS: dict[type, int] = {DispatchInput: 2, RunInput: 2}
+SCHEMAS: dict[type, int] = {DispatchInput: 3, RunInput: 2}
 """Those that are not 1."""
 ENV_KEYS_OF_5: dict[str, Any] = {"start_timeout_s": None, "log_level": "warning", "workers": 1}
 
@@ -194,7 +194,9 @@ def as_before(document: dict[str, Any]) -> dict[str, Any]:
         document = {key: value for key, value in document.items() if key != "cores"}
     if "train_over" in (control := document.get("control") or {}):
         assert control["train_over"] is False, "train groups in flight were never given up"
-        control = {key: value for key, value in control.items() if key != "train_over"}
+        assert (control["missing"], control["heard"]) == (0, -1), "each group was reported at once"
+        added = ("train_over", "missing", "heard")
+        control = {key: value for key, value in control.items() if key not in added}
         document = {**document, "control": control}
     parts = ("state", "host", "config")
     return {

@@ -388,3 +388,106 @@ def test_group_follows_its_attempt_to_another_engine() -> None:
     assert g.on_failed(attempt, names.ENGINE_LOST, "gone")
     g.on_rested(attempt)
     assert g.scheduler.engine() is None and not g.has_place(attempt)
+
+
+# -- reports that wait ------------------------------------------------------------------------
+
+
+def holding(**changes: Any) -> tuple[Generation, list[Part]]:
+    """A generation that may hold back, with eight train groups of two rollouts in flight."""
+    g = generation(**{"permits": 16, "missing": 8, **changes})
+    g.may_hold_back = True
+    return g, admitted(g.scheduler)
+
+
+def end(g: Generation, part: Part, **changes: Any) -> None:
+    """A group ends, well if nothing else is said, and the generation takes its turn."""
+    assert g.on_part_ended(part, "")
+    plain: dict[str, Any] = {"trainable": 2}
+    g.on_finalized(part.work.group, replace(result(part), **{**plain, **changes}), "")
+    g.begin_turn(long=False)
+
+
+def test_groups_are_reported_together_once_they_fill_a_batch() -> None:
+    g, parts = holding()
+    for part in parts[:3]:
+        end(g, part)
+        assert g.holds_back and not g.must_report and not g.has_news and not g.is_over
+    end(g, parts[3])
+    assert not g.holds_back and g.must_report and g.has_news
+    report = g.report()
+    assert [group.group for group in report.groups] == names_of(parts[:4])
+    assert report.outstanding == names_of(parts[4:])
+    # The batch after that, before the run has said anything.
+    for part in parts[4:7]:
+        end(g, part)
+        assert g.holds_back
+    end(g, parts[7])
+    assert len(g.report().groups) == 4 and not g.has_news
+
+
+def test_what_the_run_has_not_heard_of_counts() -> None:
+    g, parts = holding(missing=8)
+    for part in parts[:4]:
+        end(g, part)
+    assert g.report().seq == 0
+    # Written before that report arrived: 8 are missing, and 8 are on their way.
+    g.on_control(control(1, permits=16, missing=8, heard=-1))
+    for part in parts[4:7]:
+        end(g, part)
+    assert g.holds_back
+    # It has arrived, and the run lacks 4 for the next batch, since it has dropped a group.
+    g.on_control(control(2, permits=16, missing=4, heard=0))
+    assert g.must_report and len(g.report().groups) == 3
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"survivors": 1},
+        {"trainable": 1},
+        {"errored": 1},
+        {"error": "none of it survived"},
+        {"observed": {"a": [0.5]}},
+    ],
+)
+def test_a_group_that_changes_what_comes_next_is_reported_at_once(changes: dict[str, Any]) -> None:
+    g, parts = holding()
+    end(g, parts[0])
+    assert not g.must_report
+    end(g, parts[1], **changes)
+    assert g.must_report and len(g.report().groups) == 2
+
+
+def test_nothing_waits_for_groups_that_nobody_admits() -> None:
+    g, parts = holding()
+    end(g, parts[0])
+    assert g.holds_back
+    g.on_control(control(1, permits=16, missing=8, pause="drain"))
+    assert g.begin_turn(long=False)
+    assert g.must_report and g.report().state == "tail"
+    end(g, parts[1])
+    assert g.must_report, "nor in a tail"
+
+
+def test_a_run_that_needs_each_group_gets_it() -> None:
+    for changes in ({"missing": 0}, {"missing": 2}):
+        g, parts = holding(**changes)
+        end(g, parts[0])
+        assert g.must_report and not g.holds_back
+    g, parts = holding()
+    g.may_hold_back = False
+    end(g, parts[0])
+    assert g.must_report
+    g, parts = holding()
+    end(g, parts[0])
+    g.report_due = True
+    assert g.must_report and g.has_news, "a sign of life carries what there is"
+
+
+def test_evals_do_not_wait() -> None:
+    g = evals(2, missing=8)
+    g.may_hold_back = True
+    part = next(part for part in admitted(g.scheduler) if part.work.kind == "eval")
+    end(g, part)
+    assert g.must_report

@@ -30,6 +30,7 @@ from ratchet.workflows.rules.sinks import TrainSink
 from tests.unit.workflows.support import EPOCH, EXAMPLES, config, delivered
 
 CONFIG = config()
+POOL, RANGE = "difficulty_pool", "advantage_range"
 WEIGHTS = ArtifactRef("w", "0", 1, "w")
 
 
@@ -154,6 +155,35 @@ def test_train_is_over_once_the_last_batch_is_shipped(ends_train: bool) -> None:
     assert run.state.dispatch.requeued == ["train/3"], "it goes on if the run is made longer"
     counted = "cancelled/a/surplus" if ends_train else "cancelled/a/pause"
     assert run.leases.metrics()[counted] == 1
+
+
+def test_a_generation_learns_what_the_next_batch_lacks() -> None:
+    run = Run()
+    run.leases.open("t0")
+    assert (run.leases.control(0).missing, run.leases.control(0).heard) == (8, -1)
+    run.leases.on_report(report(4), "t1")
+    run.sink.add(delivered("train/0"))
+    run.sink.add(delivered("train/1", survivors=1))
+    assert (run.leases.control(0).missing, run.leases.control(0).heard) == (5, 4)
+    for n in range(2, 6):
+        run.sink.add(delivered(f"train/{n}"))
+    assert run.leases.control(0).missing == 5, "a batch is full, and the next one lacks five"
+    run.leases.open("t2")
+    assert run.leases.control(1).heard == -1, "another generation counts its own reports"
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"token_batch_size": 40},
+        {"batch_size": 8, "env": [{"id": "a", "curriculum": {"sampler": {"type": POOL}}}]},
+        {"batch_size": 8, "env": [{"id": "a", "curriculum": {"gates": [{"type": RANGE}]}}]},
+    ],
+)
+def test_a_run_whose_arrivals_steer_it_needs_each_group(train: dict[str, Any]) -> None:
+    known = {"env": [{"id": "a"}], "group_size": 2}
+    made = config(train={**known, **train}, dispatch={"max_inflight_rollouts": 8})
+    assert Run(made).leases.control(0).missing == 0
 
 
 # -- when a batch is cut --------------------------------------------------------------------
