@@ -27,6 +27,7 @@ from statistics import fmean
 from typing import Any
 
 from ratchet.activities.contracts.statuses import ENDED
+from ratchet.activities.storage.keys import POLICY_FILE
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.api.client import Ratchet
 from ratchet.api.schemas.metrics import EvalRecord, MetricsRow
@@ -209,7 +210,7 @@ def figures(
 def bench(config: RunConfig, home: Path, policy: Path) -> dict[str, Any]:
     """Carries one run out and measures it."""
     began = time.monotonic()
-    if not (policy / "config.json").is_file():
+    if not (policy / POLICY_FILE).is_file():
         make_policy(config, policy)
     warm_start_s = time.monotonic() - began
     put_policy(ArtifactStore(f"file://{home}/store", home / "stores.json"), config, policy)

@@ -41,15 +41,6 @@ one of the generation.
 """
 
 
-def _is_plain(group: GroupResult) -> bool:
-    """Whether a group only counts: nothing of it failed, was lost or is observed."""
-    return (
-        group.kind == "train"
-        and group.size == group.survivors == group.trainable
-        and not (group.errored or group.observed or group.error or group.cancelled)
-    )
-
-
 class Generation:
     """Groups in flight, those to be reported, and when to check again."""
 
@@ -93,7 +84,7 @@ class Generation:
             and control.missing > 0
             and self.scheduler.admitting
             and 0 < len(outbox) < GROUPS_PER_REPORT
-            and all(_is_plain(group) for group in outbox)
+            and all(self._is_plain(group) for group in outbox)
             and sum(self._counted(group) for group in outbox) < self._missing()
         )
 
@@ -103,6 +94,11 @@ class Generation:
         assert batch is not None
         unheard = sum(n for seq, n in self._reported.items() if seq > control.heard)
         return (control.missing - unheard) % batch or batch
+
+    def _is_plain(self, group: GroupResult) -> bool:
+        """Whether a group only counts: nothing of it failed, is replaced or is observed."""
+        whole = self._counted(group) == group.size
+        return whole and not (group.errored or group.observed or group.error)
 
     def _counted(self, group: GroupResult) -> int:
         """Rollouts with which a group fills a batch."""

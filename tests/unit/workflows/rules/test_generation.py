@@ -445,7 +445,6 @@ def test_what_the_run_has_not_heard_of_counts() -> None:
     "changes",
     [
         {"survivors": 1},
-        {"trainable": 1},
         {"errored": 1},
         {"error": "none of it survived"},
         {"observed": {"a": [0.5]}},
@@ -457,6 +456,17 @@ def test_a_group_that_changes_what_comes_next_is_reported_at_once(changes: dict[
     assert not g.must_report
     end(g, parts[1], **changes)
     assert g.must_report and len(g.report().groups) == 2
+
+
+@pytest.mark.parametrize("backfill", [False, True])
+def test_what_filters_remove_is_replaced_only_with_backfill(backfill: bool) -> None:
+    train = {"env": [{"id": "a"}], "batch_size": 8, "group_size": 2, "backfill": backfill}
+    made, first = config(train=train), control(0, missing=8)
+    arg = DispatchInput("run", 7, made.model_dump(mode="json"), EXAMPLES, Queues(), Lease(), first)
+    g = Generation(made, arg)
+    g.may_hold_back = True
+    end(g, admitted(g.scheduler)[0], trainable=0)
+    assert g.must_report == backfill
 
 
 def test_nothing_waits_for_groups_that_nobody_admits() -> None:
