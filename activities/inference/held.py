@@ -28,6 +28,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ratchet.activities.inference.fingerprints import (
@@ -159,13 +160,11 @@ def plan(
     for (path, leaf), held_there in parts.items():
         layer = _submodule(model, path)
         if leaf == "weight" and _is_packed(layer):
-            packed = _readable(layer)
-            if packed is None:
-                steps += _packed_steps(layer, held_there, dtype)
-            else:
-                steps += _dense_steps(packed, held_there)
+            how = _packed_steps if _readable(layer) is None else _dense_steps
+            steps += how(layer, held_there, dtype)
         else:
-            steps += _steps(layer, leaf, held_there, dtype)
+            tensor = partial(_parameter, layer, leaf)
+            steps += _steps(tensor, block_rows(tensor()), held_there, dtype)
     return steps, unread
 
 
@@ -299,53 +298,44 @@ def _readable(layer: Any) -> Any:
     return next((one for one in held if hasattr(one, "dense")), None)
 
 
-def _dense_steps(packed: Any, parts: list[Part]) -> list[Step]:
+def _dense_steps(layer: Any, parts: list[Part], dtype: dtype) -> list[Step]:
     """How to read a packed layer that can be converted back: once, and then piece by piece."""
     copy: list[Tensor] = []
 
     def convert() -> list[Row]:
-        copy.append(packed.dense())
+        copy.append(_readable(layer).dense())
         return []
-
-    def reader(part: Part, begin: int, end: int) -> Callable[[], list[Row]]:
-        def read() -> list[Row]:
-            block = copy[0][part.local + begin : part.local + end]
-            return [part.result(block.numel(), fingerprint(block, part.row + begin, part.column))]
-
-        return read
 
     def drop() -> list[Row]:
         copy.clear()
         return []
 
     names = [part.name for part in parts]
-    steps = [Step(names, convert)]
-    for part in parts:
-        step = max(1, BLOCK // part.columns)
-        steps += [
-            Step([part.name], reader(part, begin, min(begin + step, part.rows)))
-            for begin in range(0, part.rows, step)
-        ]
-    return [*steps, Step(names, drop)]
+    step = max(1, BLOCK // parts[0].columns)
+    return [Step(names, convert), *_steps(lambda: copy[0], step, parts, dtype), Step(names, drop)]
 
 
-def _steps(layer: Any, leaf: str, parts: list[Part], dtype: dtype) -> list[Step]:
+def _steps(tensor: Callable[[], Tensor], step: int, parts: list[Part], dtype: dtype) -> list[Step]:
+    """How to read parts of a tensor [R, C], `step` rows at a time."""
+
     def reader(part: Part, begin: int, end: int) -> Callable[[], list[Row]]:
         def read() -> list[Row]:
-            # Looked up at each call: plans are made once, and loading may replace the tensor.
-            held = as_rows(getattr(layer, leaf))
-            block = _exactly(held[part.local + begin : part.local + end], dtype)
+            block = _exactly(tensor()[part.local + begin : part.local + end], dtype)
             print_ = fingerprint(block, part.row + begin, part.column)
             return [part.result(block.numel(), print_)]
 
         return read
 
-    step = block_rows(as_rows(getattr(layer, leaf)))
     return [
         Step([part.name], reader(part, begin, min(begin + step, part.rows)))
         for part in parts
         for begin in range(0, part.rows, step)
     ]
+
+
+def _parameter(layer: Any, leaf: str) -> Tensor:
+    """Looked up at each call: plans are made once, and loading may replace the tensor."""
+    return as_rows(getattr(layer, leaf))
 
 
 def _exactly(block: Tensor, dtype: dtype) -> Tensor:

@@ -178,7 +178,7 @@ async def no_place(stage: Stage) -> None:
 
 
 async def stale_group(stage: Stage) -> None:
-    """A group gets too old in flight and is rolled out anew."""
+    """A group gets too old in flight and is rolled out again."""
     stage.slow_groups = {"train/1"}
     train = {"env": [TEXT], "batch_size": 8, "group_size": 2, "max_off_policy_steps": 2}
     await (await stage.start(max_steps=4, train=train)).result()
@@ -249,7 +249,7 @@ async def drained_pause(stage: Stage) -> None:
 
 
 async def cancelled_pause(stage: Stage) -> None:
-    """A pause that gives up what is in flight; it is rolled out anew."""
+    """A pause that gives up what is in flight; it is rolled out again."""
     stage.rollout_s = 0.3
     handle = await stage.start(max_steps=3)
     await stage.trained_to(1)
@@ -425,7 +425,7 @@ async def revised(stage: Stage) -> None:
 
 
 async def failing_env(stage: Stage) -> None:
-    """Every group fails; the run comes to rest with the reason (once, it failed)."""
+    """Every group fails; the run pauses with the reason (in older builds it failed)."""
     stage.fail_group = TrainGroups()
     handle = await stage.start(eval={}, when_all_fail="continue")
     await paused(handle)

@@ -28,6 +28,7 @@ from ratchet.workflows.rules.flights import Cause, Flight
 from ratchet.workflows.rules.held_work import HeldWorks
 from ratchet.workflows.rules.placement import MAX_RELOCATIONS, Attempt
 from ratchet.workflows.rules.scheduler import Part, Scheduler
+from ratchet.workflows.rules.sinks import counted
 
 TOGETHER = 16
 """Rollouts of small eval groups that one activity runs: each activity costs its own share of
@@ -104,7 +105,7 @@ class Generation:
         """Rollouts with which a group fills a batch."""
         if group.kind != "train" or group.cancelled:
             return 0
-        return group.trainable if self._config.train.backfill else group.survivors
+        return counted(self._config, group)
 
     @property
     def is_over(self) -> bool:

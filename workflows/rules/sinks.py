@@ -17,6 +17,13 @@ FIRST_GROUPS = 8
 """If all rollouts of this many groups fail alike, more are expected to fail, too."""
 
 
+def counted(config: RunConfig, group: GroupResult) -> int:
+    """Rollouts with which a group fills a batch."""
+    train = config.train
+    by_trainable = train.backfill or train.token_batch_size is not None
+    return group.trainable if by_trainable else group.survivors
+
+
 class TrainSink:
     """Collects finalized train groups until they fill a batch, in order of arrival.
 
@@ -27,7 +34,7 @@ class TrainSink:
     def __init__(self, config: RunConfig, progress: TrainProgress) -> None:
         train = config.train
         self._rollouts, self._tokens = train.batch_size, train.token_batch_size
-        self._backfill = train.backfill
+        self._config = config
         self._largest_group = config.largest_group
         self._context = config.context
         self._last_step = config.last_step
@@ -38,8 +45,7 @@ class TrainSink:
 
     def _counted(self, group: GroupResult) -> int:
         """Rollouts with which the group fills a batch."""
-        tokens_count = self._tokens is not None
-        return group.trainable if self._backfill or tokens_count else group.survivors
+        return counted(self._config, group)
 
     def add(self, group: GroupResult, *, admitted: bool = True) -> bool:
         """Adds a delivered group. If nothing of it counts, or a curriculum's gates did not admit

@@ -10,12 +10,8 @@ from vllm import _custom_ops as ops
 from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
 from ratchet.activities.contracts.weights import Bits
-from ratchet.activities.inference import compat
+from ratchet.activities.inference import compat, held
 from tests.unit.activities.inference.test_bits import EXPORTED, Linear, _judge, _rank
-
-pytestmark = pytest.mark.skipif(
-    not ops._supports_onednn, reason="this engine packs no layer of float32"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +77,22 @@ async def test_a_packed_model_is_compared_without_a_multiplication(
     changed["model.mlp.up_proj.weight"][-1, -1] += 1e-3
     (wrong,) = (await _judge([model], exported=changed)).wrong
     assert wrong.startswith("model.mlp.up_proj.weight (rank 0)")
+
+
+def test_what_is_packed_again_between_two_calls_is_read() -> None:
+    model = _rank(0, 1)
+    layer = next(layer for layer in model.modules() if isinstance(layer, Linear))
+    before = layer.weight.data.clone()
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    shapes = {name: list(tensor.shape) for name, tensor in EXPORTED.items()}
+    steps, _ = held.plan(model, shapes, torch.float32)
+    old = _rows(model, shapes)
+    layer.weight = torch.nn.Parameter(before + 1, requires_grad=False)
+    dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    rows = [row for step in steps for row in step.run()]
+    assert rows == _rows(model, shapes) != old
+
+
+def _rows(model: torch.nn.Module, shapes: dict[str, list[int]]) -> list[held.Row]:
+    steps, _ = held.plan(model, shapes, torch.float32)
+    return [row for step in steps for row in step.run()]
