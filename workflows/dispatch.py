@@ -82,6 +82,7 @@ class Dispatch:
         """Returns when nothing more may be admitted and everything in flight was delivered."""
         generation = self._generation
         generation.may_hold_back = workflow.patched("holds-reports-back")
+        generation.may_share = workflow.patched("train-groups-together")
         pulse = asyncio.create_task(self._pulse())
         while not self._run_is_over:
             if generation.begin_turn(long=self._is_long()):
@@ -200,6 +201,7 @@ class Dispatch:
         attempt = generation.attempt_together(parts)
         if not attempt.address:
             return {}
+        began = workflow.time()
         result = await RUN_ROLLOUTS(
             RunRolloutsInput(
                 self._arg.run_id,
@@ -214,6 +216,7 @@ class Dispatch:
             f"{self._summary(works[0], attempt.engine.version)} and {len(works) - 1} more",
             timeout=self._rollout_timeout(works[0]),
         )
+        generation.on_played(works[0], workflow.time() - began)
         # A worker of an older build runs the first group only.
         return dict(
             zip([work.group for work in works], [result.finalized, *result.more], strict=False)
@@ -251,6 +254,7 @@ class Dispatch:
         attempt = generation.attempt(part)
         if not attempt.address:
             await self._place(attempt)
+        began = workflow.time()
         result = await self._try(
             attempt,
             lambda: self._with_patience(
@@ -270,6 +274,7 @@ class Dispatch:
                 self._rollout_timeout(work),
             ),
         )
+        generation.on_played(work, workflow.time() - began)
         return attempt.failure, result.finalized if result is not None else None
 
     async def _finalize(self, flight: Flight) -> None:

@@ -81,6 +81,7 @@ QUEUED_AT_MOST = timedelta(days=7)
 OWN_ENV_SERVERS = "own-env-servers"
 PREPARES_FIRST = "prepares-first"
 OVERLAPPED_PUSHES = "overlapped-pushes"
+LOADS_TASKS = "loads-tasks-while-servers-start"
 RESTORED_FROM = ("step", "reward", "eval", "checkpoint", "lineage")
 """What a run that is being restored shows of its source, until it is restored."""
 
@@ -425,10 +426,16 @@ class TrainingRun:
         loops += [self._generations.keep_open(), self._generations.keep_informed()]
         loops += [self._generations.watch(), self._stepping.keep_shipping()]
         for loop in loops:
-            asyncio.create_task(self._log.guard(loop))  # noqa: RUF006  the workflow owns its tasks
+            self._start_aside(loop)
         self._news.wake()
 
+    def _start_aside(self, work: Awaitable[None]) -> None:
+        asyncio.create_task(self._log.guard(work))  # noqa: RUF006  the workflow owns its tasks
+
     async def _open(self) -> None:
+        if workflow.patched(LOADS_TASKS):
+            self._start_aside(self._servers.load_tasks())
+
         def name() -> str:
             missing = ", ".join(self._fleet.missing())
             return (

@@ -70,6 +70,13 @@ class GroupWork:
 
 
 @dataclass(frozen=True)
+class LoadTasksInput:
+    """Load the tasks of a run's environments, before rollouts need them."""
+
+    run_id: str
+
+
+@dataclass(frozen=True)
 class RunRolloutsInput:
     """Run rollouts `first` up to `last` (exclusive; None: all) of one group; those already
     committed are adopted.

@@ -29,6 +29,7 @@ from ratchet.activities.contracts.rollouts import (
     FinalizeEvalInput,
     FinalizeGroupInput,
     GroupResult,
+    LoadTasksInput,
     RunRolloutsInput,
     RunRolloutsResult,
     ShipBatchInput,
@@ -89,12 +90,19 @@ class RolloutActivities:
         self.connections = EnvConnections()
         self._layouts = frozen.Layouts()
         self._seats = frozen.Seats()
+        self._labels = chat.Labels()
         self._scoring = ThreadPoolExecutor(SCORING_THREADS, thread_name_prefix="scoring")
         self._storing: set[asyncio.Task[Any]] = set()
         self._clocks: dict[str, EngineClock] = {}
         self._gauges: dict[str, RunGauges] = {}
 
     # -- rollouts ---------------------------------------------------------------------------
+
+    @activity.defn(name=names.LOAD_TASKS)
+    async def load_tasks(self, input: LoadTasksInput) -> None:
+        """Loads the tasks of every env of the run. Raises as `TaskLibrary.task` does."""
+        async with heartbeats():
+            await self.tasks.load(input.run_id)
 
     @activity.defn(name=names.RUN_ROLLOUTS)
     async def run_rollouts(self, input: RunRolloutsInput) -> RunRolloutsResult:
@@ -369,7 +377,7 @@ class RolloutActivities:
         if label := label_of(input.engine.model):
             return label
         try:
-            return await chat.read_label(input.engine.url)
+            return await self._labels.read(input.engine.url)
         except httpx.HTTPError as error:
             text = f"it does not say which weights it has: {type(error).__name__}: {error}"
             raise _EngineTrouble(text) from error

@@ -5,6 +5,7 @@ label, so the worker reads the engine's label before and after each rollout. Lab
 reused: if both are equal, those weights sampled the whole rollout; if they differ, it is mixed.
 """
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -15,6 +16,8 @@ from ratchet.configs.env import SamplingConfig
 
 READ_S = 60.0
 """An engine that is loading new weights answers only once it has them."""
+GATHERED_S = 0.01
+"""How long a reading waits for others who ask: rollouts of a group begin and end together."""
 
 
 def request(
@@ -37,6 +40,26 @@ def request(
         "sampling": vf.SamplingConfig.model_validate(sampling.request() | extra | template),
         "task_data": task,
     }
+
+
+class Labels:
+    """Labels of the weights that engines have. Whoever asks at nearly the same time shares a
+    reading, which begins after each of them has asked.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[str, asyncio.Task[str]] = {}
+
+    async def read(self, url: str) -> str:
+        """That of the engine at `url`; raises as `read_label` does."""
+        if url not in self._next:
+            self._next[url] = asyncio.create_task(self._read(url))
+        return await asyncio.shield(self._next[url])
+
+    async def _read(self, url: str) -> str:
+        await asyncio.sleep(GATHERED_S)
+        del self._next[url]
+        return await read_label(url)
 
 
 async def read_label(url: str) -> str:

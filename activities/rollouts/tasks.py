@@ -75,16 +75,7 @@ class TaskLibrary:
         Raises ApplicationError (BAD_INPUT) if the taskset does not load or has no such task, and
         StoreUnavailable if what it is read from cannot be reached, such as a disk or a hub.
         """
-        key = _Key(run_id, kind, name)
-        result = self._loaded.get(key)
-        if result is None or not result.reaches(index):
-            config = self.ctx.config(run_id)
-            path = config.env(name, kind).path
-            async with self._locks.setdefault((run_id, path), asyncio.Lock()):
-                result = self._loaded.get(key)
-                if result is None or not result.reaches(index):
-                    await self._load(config, key, WHOLE if index < WHOLE else 2 * index + HEADROOM)
-                    result = self._loaded[key]
+        result = await self._reach(_Key(run_id, kind, name), index)
         if index >= len(result):
             raise final(
                 names.BAD_INPUT,
@@ -93,6 +84,24 @@ class TaskLibrary:
             )
         data: dict[str, Any] = json.loads(result.line(index))
         return data
+
+    async def load(self, run_id: str) -> None:
+        """Loads the tasks of all envs of a run. Raises as `task` does."""
+        for key in _keys(run_id, self.ctx.config(run_id)):
+            await self._reach(key, 0)
+
+    async def _reach(self, key: _Key, index: int) -> _Loaded:
+        """The tasks of an env, as far as task `index` at least if there is one."""
+        result = self._loaded.get(key)
+        if result is None or not result.reaches(index):
+            config = self.ctx.config(key.run_id)
+            path = config.env(key.name, key.kind).path
+            async with self._locks.setdefault((key.run_id, path), asyncio.Lock()):
+                result = self._loaded.get(key)
+                if result is None or not result.reaches(index):
+                    await self._load(config, key, WHOLE if index < WHOLE else 2 * index + HEADROOM)
+                    result = self._loaded[key]
+        return result
 
     async def _load(self, config: RunConfig, key: _Key, count: int) -> None:
         """Reads the first `count` tasks of an env, and with them those of its neighbours that were
@@ -143,10 +152,16 @@ class TaskLibrary:
     def _neighbours(self, config: RunConfig, key: _Key) -> list[_Key]:
         """Envs of the run with the same import path that were not read yet."""
         path = config.env(key.name, key.kind).path
-        sections: list[tuple[Kind, EnvConfig]] = [("train", env) for env in config.train.env]
-        sections += [("eval", env) for env in config.eval.env]
-        found = [_Key(key.run_id, kind, env.name) for kind, env in sections if env.path == path]
+        found = [
+            it for it in _keys(key.run_id, config) if config.env(it.name, it.kind).path == path
+        ]
         return [it for it in found if it != key and it not in self._loaded]
+
+
+def _keys(run_id: str, config: RunConfig) -> list[_Key]:
+    """All envs of a run, those that train first."""
+    train = [_Key(run_id, "train", env.name) for env in config.train.env]
+    return train + [_Key(run_id, "eval", env.name) for env in config.eval.env]
 
 
 def _request(kind: Kind, env: EnvConfig, count: int, out: str) -> dict[str, Any]:

@@ -51,9 +51,14 @@ KINDS: tuple[Kind, ...] = (
         ),
     ),
     Kind(
+        plays.train_groups_together,
+        ("train-groups-together", '"more":[{"group":"train/', names.ENGINE_LOST),
+    ),
+    Kind(
         plays.reports_held_back,
         ("holds-reports-back", "more groups to report", '"missing":8,"heard":'),
     ),
+    Kind(plays.loads_tasks, ("loads-tasks-while-servers-start", names.LOAD_TASKS)),
     Kind(plays.own_env_servers, ("own-env-servers", "eval/reverse-text", "host/env/1")),
     Kind(plays.released_permits, (names.RELEASED, '"ended":{"train/0/0":')),
     Kind(plays.lost_trainer, (names.TRAINER_LOST, "TIMER_STARTED")),

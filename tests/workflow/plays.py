@@ -70,10 +70,27 @@ async def groups_together(stage: Stage) -> None:
     assert len(stage.together) > 1
 
 
+async def train_groups_together(stage: Stage) -> None:
+    """Short train groups share activities; where one loses its engine its groups go on alone."""
+    stage.lose_engine_in = {"train/13"}
+    train = {"env": [TEXT], "batch_size": 16, "group_size": 2}
+    await (await stage.start(max_steps=3, train=train)).result()
+    assert any(group.startswith("train/") for groups in stage.together for group in groups)
+
+
 async def reports_held_back(stage: Stage) -> None:
     """Groups are reported once they fill a batch; beside one that takes long, after a while."""
     stage.rollout_s_of = lambda group, index: 7.0 if group == "train/1" else 0.02  # type: ignore[method-assign]
     await (await stage.start(max_steps=3)).result()
+
+
+async def loads_tasks(stage: Stage) -> None:
+    """Tasks are loaded while the engine starts."""
+    stage.holds = {"engine/0"}
+    handle = await stage.start(max_steps=1)
+    await until(lambda: any(event.startswith("tasks of") for event in stage.events))
+    stage.holds = set()
+    await handle.result()
 
 
 async def own_env_servers(stage: Stage) -> None:

@@ -70,6 +70,31 @@ async def test_a_run_starts_as_many_env_servers_as_the_checked_machine_has_cores
         assert sorted(world.epochs) == ["engine/0", "env/0", "env/1", "env/2", "trainer/0"]
 
 
+async def test_tasks_are_loaded_once_while_engines_start(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.holds = {"engine/0", "trainer/0"}
+        handle = await start(world, max_steps=2)
+        loaded = f"tasks of {handle.id} were loaded beside "
+        await until(lambda: loaded in world.events)
+        world.holds = set()
+        assert (await handle.result())["status"] == "succeeded"
+        assert [event for event in world.events if event.startswith("tasks of")] == [loaded]
+        check_exactly_once(world, 2)
+
+
+async def test_tasks_that_cannot_be_loaded_early_are_left_to_rollouts(
+    temporal: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world_of(temporal) as world:
+        world.holds, world.unloaded = {"engine/0"}, "the hub is away"
+        handle = await start(world, max_steps=2)
+        said = "tasks are loaded with the first rollouts: BadInput: the hub is away"
+        await until(lambda: said in caplog.text)
+        world.holds = set()
+        assert (await handle.result())["status"] == "succeeded"
+        check_exactly_once(world, 2)
+
+
 async def test_a_step_tells_what_it_waited_for(temporal: Client) -> None:
     async with world_of(temporal) as world:
         world.scoring_s = {2: 1000.0}

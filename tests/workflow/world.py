@@ -27,6 +27,7 @@ from ratchet.activities.contracts.rollouts import (
     FinalizeGroupInput,
     GroupResult,
     GroupWork,
+    LoadTasksInput,
     Released,
     RunRolloutsInput,
     RunRolloutsResult,
@@ -111,6 +112,8 @@ class World:
     flowing: asyncio.Event = field(default_factory=_set)
     holds: set[str] = field(default_factory=set)
     problems: list[CheckProblem] = field(default_factory=list)
+    unloaded: str = ""
+    """Why tasks cannot be loaded before rollouts need them."""
     train_examples: int = 5000
     cores: int = 0
     rolled_out: Counter[str] = field(default_factory=Counter)
@@ -279,6 +282,13 @@ class World:
         self.servers[host_id].set()
 
     # -- rollouts ---------------------------------------------------------------------------
+
+    @activity.defn(name=names.LOAD_TASKS)
+    async def load_tasks(self, arg: LoadTasksInput) -> None:
+        up = [host for host in self.epochs if not host.startswith("env/")]
+        self.events.append(f"tasks of {arg.run_id} were loaded beside {', '.join(sorted(up))}")
+        if self.unloaded:
+            raise ApplicationError(self.unloaded, type=names.BAD_INPUT, non_retryable=True)
 
     @activity.defn(name=names.RUN_ROLLOUTS)
     async def run_rollouts(self, arg: RunRolloutsInput) -> RunRolloutsResult:

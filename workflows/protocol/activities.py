@@ -22,6 +22,7 @@ from ratchet.activities.contracts.rollouts import (
     FinalizeEvalInput,
     FinalizeGroupInput,
     GroupResult,
+    LoadTasksInput,
     RunRolloutsInput,
     RunRolloutsResult,
     ShipBatchInput,
@@ -93,6 +94,8 @@ CHECK = Policy(timedelta(seconds=90), RIDDEN_OUT)
 PREPARE = Policy(timedelta(hours=2), RIDDEN_OUT)
 SCORING = Policy(timedelta(hours=6), RIDDEN_OUT)
 """Work that may query a busy model about every rollout."""
+AHEAD = Policy(timedelta(hours=2), ONCE, TAKEN_WITHIN)
+"""What rollouts would do themselves, later."""
 TRAINER = Policy(timedelta(hours=6), ONCE, TAKEN_WITHIN)
 PUSH = Policy(timedelta(minutes=12), ONCE, TAKEN_WITHIN)
 HOST = Policy(
@@ -147,6 +150,7 @@ PREPARE_POLICY = Activity(
     names.PREPARE_POLICY, PreparePolicyInput, PolicyResult, PREPARE, "trainer"
 )
 RESTORE_RUN = Activity(names.RESTORE_RUN, RestoreInput, RestoreResult, PREPARE, "orchestrator")
+LOAD_TASKS = Activity(names.LOAD_TASKS, LoadTasksInput, type(None), AHEAD, "rollout")
 RUN_ROLLOUTS = Activity(names.RUN_ROLLOUTS, RunRolloutsInput, RunRolloutsResult, SCORING, "rollout")
 FINALIZE_GROUP = Activity(names.FINALIZE_GROUP, FinalizeGroupInput, GroupResult, SCORING, "rollout")
 FINALIZE_EVAL = Activity(names.FINALIZE_EVAL, FinalizeEvalInput, EvalResult, STORE, "rollout")

@@ -11,11 +11,12 @@ signals. Invariants:
 - A report that waits (`holds_back`) never delays a batch by more than HELD_FOR.
 """
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 
 from ratchet.activities.contracts import names
-from ratchet.activities.contracts.rollouts import GroupResult
+from ratchet.activities.contracts.rollouts import GroupResult, GroupWork
 from ratchet.configs.algorithm import scores_at_once
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import (
@@ -31,8 +32,12 @@ from ratchet.workflows.rules.scheduler import Part, Scheduler
 from ratchet.workflows.rules.sinks import counted
 
 TOGETHER = 16
-"""Rollouts of small eval groups that one activity runs: each activity costs its own share of
-Temporal's work, and an eval is over with its last group anyway.
+"""Rollouts of small groups that one activity runs: each activity costs its own share of Temporal's
+work. An eval is over with its last group anyway.
+"""
+SHORT_S = 2.0
+"""Train groups share an activity if the last one of their env took no longer: whoever ends first
+waits for the others.
 """
 GROUPS_PER_REPORT = 100
 """Keeps a report, at about 500 B a group, below 64 KiB."""
@@ -54,8 +59,9 @@ class Generation:
         self.held = HeldWorks()
         self.outbox: list[GroupResult] = []
         self.changed = self.report_due = False
-        self.may_hold_back = False
+        self.may_hold_back = self.may_share = False
         self._reported: dict[int, int] = {}
+        self._took_s: dict[str, float] = {}
         self._lost: list[LostServer] = []
         self._waits: list[str] = []
         self._unplaced: list[str] = []
@@ -236,8 +242,9 @@ class Generation:
         return self.flights[work.group].version if whole and at_once else None
 
     def together(self, parts: Sequence[Part]) -> list[list[Part]]:
-        """The parts that begin now, by the activity that runs them: whole eval groups of one env on
-        one engine may share one. While the store fails each has its own, since each is held.
+        """The parts that begin now, by the activity that runs them: whole groups of one env on one
+        engine may share one, those that train if they are short. While the store fails each has its
+        own, since each is held.
         """
         most = 1 if self.held.reason else self._config.dispatch.rollouts_per_activity or TOGETHER
         activities: list[list[Part]] = []
@@ -246,7 +253,7 @@ class Generation:
             work = part.work
             key = work.env, part.engine, self.finalize_from(part)
             beside = filling.get(key)
-            if work.kind == "train" or part.last - part.first < work.size:
+            if part.last - part.first < work.size or not self._shares(work):
                 activities.append([part])
             elif beside and sum(one.work.size for one in beside) + work.size <= most:
                 beside.append(part)
@@ -254,6 +261,16 @@ class Generation:
                 activities.append([part])
                 filling[key] = activities[-1]
         return activities
+
+    def _shares(self, work: GroupWork) -> bool:
+        if work.kind == "eval":
+            return True
+        return self.may_share and self._took_s.get(work.env, math.inf) <= SHORT_S
+
+    def on_played(self, work: GroupWork, seconds: float) -> None:
+        """An activity that ran a group, or several, took `seconds`."""
+        if work.kind == "train":
+            self._took_s[work.env] = seconds
 
     # -- attempts ---------------------------------------------------------------------------
 

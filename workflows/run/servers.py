@@ -17,8 +17,14 @@ from ratchet.activities.contracts import names
 from ratchet.activities.contracts.hosting import DescribeInput, HostInput, HostReport
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.roles import SERVERS, ServerRole
+from ratchet.activities.contracts.rollouts import LoadTasksInput
 from ratchet.activities.contracts.training import SyncInput, SyncResult
-from ratchet.workflows.protocol.activities import IS_RUNNING, RETURN_TIMEOUT, SYNC_WEIGHTS
+from ratchet.workflows.protocol.activities import (
+    IS_RUNNING,
+    LOAD_TASKS,
+    RETURN_TIMEOUT,
+    SYNC_WEIGHTS,
+)
 from ratchet.workflows.protocol.errors import RunFailed, cause_of, type_of
 from ratchet.workflows.protocol.messages import HOST, HostWorkflowInput
 from ratchet.workflows.protocol.state import HostState
@@ -67,6 +73,17 @@ class Servers:
         for host in self._part.hosts:
             if host.managed and role in (None, host.role):
                 await self._open_host(host)
+
+    async def load_tasks(self) -> None:
+        """Has a rollout worker load the tasks while engines start, which takes longest and leaves
+        cores idle. Rollouts load what is missing, and meet again what fails here.
+        """
+        await workflow.wait_condition(lambda: all(host.up for host in self._fleet.of("env")))
+        summary = "load the tasks of the environments"
+        try:
+            await LOAD_TASKS(LoadTasksInput(self._arg.run_id), self._arg.queues, summary)
+        except ActivityError as error:
+            self._log.note(f"tasks are loaded with the first rollouts: {cause_of(error)}")
 
     async def close(self) -> None:
         """Notifies every host that its server is no longer needed."""

@@ -70,7 +70,7 @@ class Generation:
         self.world = world
         self.number = number
         self.decides = rules.Generation(world.config, arg)
-        self.decides.may_hold_back = True
+        self.decides.may_hold_back = self.decides.may_share = True
         self.scheduler = self.decides.scheduler
         self.works: list[Running] = []
         self.inbox: list[tuple[Control, int]] = []
@@ -225,6 +225,7 @@ class Generation:
         assert name not in self._causes, f"{name} was given up"
         self._begun[name] += part.last - part.first
         attempt = self.decides.attempt(part)
+        self.decides.on_played(part.work, 9.0 if part.work.example % 3 == 0 else 0.1)
         work = Running(attempt, part, *world.samples[attempt.engine.index])
         work.doing = "work" if attempt.address else "wait"
         self.works.append(work)

@@ -72,6 +72,15 @@ async def test_tasks_are_read_by_index_to_the_last(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.nightly
+async def test_tasks_that_were_loaded_need_their_environment_no_more(tmp_path: Path) -> None:
+    found = library(tmp_path, BROKEN)
+    (tmp_path / "repaired").touch()
+    await found.load("r")
+    (tmp_path / "own_env.py").unlink()
+    assert (await found.task("r", "train", "own-env", 2))["prompt"] == "2"
+
+
+@pytest.mark.timeout(120)
 async def test_envs_of_a_path_share_a_process_and_fail_alone(tmp_path: Path) -> None:
     env = OWN_ENV.format(infinite=False).replace('print("loading")', "note()")
     note = "\nimport os\ndef note():\n    open('loads', 'a').write(f'{os.getpid()}\\n')\n"

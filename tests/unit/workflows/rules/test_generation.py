@@ -13,7 +13,12 @@ from ratchet.activities.contracts.names import Queues
 from ratchet.activities.contracts.rollouts import GroupResult
 from ratchet.workflows.protocol.messages import DispatchInput, EnvTarget, LostServer
 from ratchet.workflows.protocol.state import Lease
-from ratchet.workflows.rules.generation import GROUPS_PER_REPORT, Generation
+from ratchet.workflows.rules.generation import (
+    GROUPS_PER_REPORT,
+    SHORT_S,
+    TOGETHER,
+    Generation,
+)
 from ratchet.workflows.rules.placement import MAX_RELOCATIONS, Attempt
 from ratchet.workflows.rules.scheduler import Part
 from tests.unit.workflows.support import ENGINES, EPOCH, EXAMPLES, admitted, config, control
@@ -77,6 +82,30 @@ def test_small_eval_groups_share_an_activity() -> None:
         )
         train = [one for one in activities if one[0].work.kind == "train"]
         assert all(len(one) == 1 for one in train)
+
+
+def test_train_groups_share_an_activity_while_they_are_short() -> None:
+    g = evals(1, evals=[], train_limit=64, permits=64)
+    parts = admitted(g.scheduler)
+    work = parts[0].work
+    size = TOGETHER // work.size
+
+    def shared() -> set[int]:
+        return {len(one) for one in g.together(parts)}
+
+    g.on_played(work, 0.1)
+    assert len(parts) > size and shared() == {1}, "a history that begins without it stays so"
+    g.may_share = True
+    assert max(shared()) == size > 1
+    g.on_played(work, SHORT_S + 0.1)
+    assert shared() == {1}, "who ends first would wait for long"
+    g.on_played(replace(work, kind="eval"), 0.1)
+    assert shared() == {1}, "evals have other lengths"
+    g.on_played(work, SHORT_S)
+    assert max(shared()) == size
+    g = evals(1, evals=[], train_limit=64, permits=64)
+    g.may_share = True
+    assert {len(one) for one in g.together(admitted(g.scheduler))} == {1}, "not known yet"
 
 
 def test_what_differs_shares_no_activity() -> None:
