@@ -24,7 +24,7 @@ REDOCLY := $(VENV)/redocly
 # Hundreds of processes import the same modules, which each would compile anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long long-stack long-others chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers bench-rollouts replay
+.PHONY: setup browser demo teacher examples test test-unit test-workflow e2e-stack e2e-others test-long long-stack long-others chaos nightly mutants gpu up down status env images pin-images docs reference pictures lint lock clean record-histories bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers bench-rollouts bench-waiting replay
 
 setup: $(VENV)/.ready
 
@@ -174,7 +174,8 @@ record-histories: setup
 #   TOKENS=1000000 LENGTH=1000 SIZE=8   for bench-batches, half a minute
 #   COUNT=5 MODELS="tiny smollm2"   for bench-transfers, a minute
 #   SET="max_steps=8" POLICY=.ratchet/policy   for bench-rollouts, some minutes
-bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers bench-rollouts: setup
+#   ROLLOUTS=4000 SECONDS=60   for bench-waiting, some four minutes
+bench-overlap bench-utilization bench-growth bench-learning bench-load bench-gate bench-admission bench-batches bench-transfers bench-rollouts bench-waiting: setup
 	@$(BIN)/python -m tests.bench.$(@:bench-%=%)
 
 up: setup
