@@ -88,7 +88,7 @@ async def loads_tasks(stage: Stage) -> None:
     """Tasks are loaded while the engine starts."""
     stage.holds = {"engine/0"}
     handle = await stage.start(max_steps=1)
-    await until(lambda: any(event.startswith("tasks of") for event in stage.events))
+    await until(lambda: bool(stage.tasks_loaded))
     stage.holds = set()
     await handle.result()
 

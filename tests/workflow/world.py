@@ -112,6 +112,8 @@ class World:
     flowing: asyncio.Event = field(default_factory=_set)
     holds: set[str] = field(default_factory=set)
     problems: list[CheckProblem] = field(default_factory=list)
+    tasks_loaded: list[tuple[str, list[str]]] = field(default_factory=list)
+    """The runs whose tasks were loaded, and which of their servers were up by then."""
     unloaded: str = ""
     """Why tasks cannot be loaded before rollouts need them."""
     train_examples: int = 5000
@@ -286,7 +288,7 @@ class World:
     @activity.defn(name=names.LOAD_TASKS)
     async def load_tasks(self, arg: LoadTasksInput) -> None:
         up = [host for host in self.epochs if not host.startswith("env/")]
-        self.events.append(f"tasks of {arg.run_id} were loaded beside {', '.join(sorted(up))}")
+        self.tasks_loaded.append((arg.run_id, up))
         if self.unloaded:
             raise ApplicationError(self.unloaded, type=names.BAD_INPUT, non_retryable=True)
 

@@ -13,7 +13,7 @@ from ratchet.activities.contracts.roles import SERVERS
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.worker import roles
 from ratchet.workflows.protocol import activities
-from ratchet.workflows.protocol.activities import Activity
+from ratchet.workflows.protocol.activities import AHEAD, Activity
 
 OWN = "the queue of one process"
 CALLED = [value for value in vars(activities).values() if isinstance(value, Activity)]
@@ -51,8 +51,9 @@ def test_descriptor_is_that_of_what_its_role_registers(
 ) -> None:
     queues = Queues()
     if activity.role:
-        # What bounds its wait in the queue is for the process that owns a server.
-        queue = OWN if activity.policy.queue_timeout else queues.of(activity.role)
+        # What bounds its wait in the queue is for the process that owns a server, or can be left.
+        own = activity.policy.queue_timeout and activity.policy is not AHEAD
+        queue = OWN if own else queues.of(activity.role)
         places = {(activity.role, queue)}
     else:
         places = {(role.kept_by, queues.of(role.kept_by)) for role in SERVERS.values()}
