@@ -11,6 +11,8 @@ from typing import Any
 
 NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF)
 """Errors of filesystems that cannot sync a folder; most of them are on a network."""
+NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR)
+"""Errors of filesystems that have no files without a name."""
 CHUNK = 2**20
 
 
@@ -50,6 +52,39 @@ def replace(path: Path, data: Iterable[bytes], *, sync: bool, name_too: bool = T
         sync_folder(path.parent)
 
 
+def create(path: Path, data: bytes) -> None:
+    """Makes a file whose bytes get to the disk before its name; the name is there when this returns
+    or raises FileExistsError, whoever made it.
+    """
+    make_folder(path.parent, sync=True)
+    try:
+        handle = os.open(path.parent, os.O_TMPFILE | os.O_WRONLY, 0o600)
+    except OSError as error:
+        if error.errno not in NO_UNNAMED:
+            raise
+        _create_from_named(path, data)
+        return
+    with os.fdopen(handle, "wb") as file, _folder(path.parent) as folder:
+        file.write(data)
+        file.flush()
+        os.fsync(handle)
+        try:
+            # Only with a folder at hand does Python's link go through /proc's link to the file.
+            os.link(f"/proc/self/fd/{handle}", path, src_dir_fd=folder, follow_symlinks=True)
+        finally:
+            # Another's name, too: who made it may have ended before it got to this.
+            _sync(folder)
+
+
+def _create_from_named(path: Path, data: bytes) -> None:
+    name = staged(path, [data], sync=True)
+    try:
+        os.link(name, path)
+    finally:
+        os.unlink(name)
+        sync_folder(path.parent)
+
+
 def make_folder(folder: Path, *, sync: bool) -> None:
     missing = list(itertools.takewhile(lambda at: not at.exists(), (folder, *folder.parents)))
     for made in reversed(missing):
@@ -66,11 +101,22 @@ def make_folder(folder: Path, *, sync: bool) -> None:
 
 def sync_folder(folder: Path) -> None:
     """Syncs the names in a folder to disk, as far as its filesystem can."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with _folder(folder) as handle:
+        _sync(handle)
+
+
+@contextlib.contextmanager
+def _folder(path: Path) -> Iterator[int]:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(handle)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _sync(folder: int) -> None:
+    try:
+        os.fsync(folder)
     except OSError as error:
         if error.errno not in NO_FOLDER_SYNC:
             raise
-    finally:
-        os.close(handle)

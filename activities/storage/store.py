@@ -38,9 +38,9 @@ from ratchet.activities.storage.cache import Cache
 from ratchet.activities.storage.files import (
     CHUNK,
     chunks,
+    create,
     make_folder,
     replace,
-    staged,
     sync_folder,
 )
 from ratchet.activities.storage.usable import MARK, Mark, require_exclusive
@@ -564,21 +564,12 @@ class ArtifactStore:
         data = json.dumps(asdict(ref)).encode()
         if inside is not None:
             data = inside + b"\n" + data
-        part = ""
-        if self.local:
-            with self._reaching("write", marker):
-                part = staged(Path(path), [data], sync=True)
         if not self.local:
             self._require_exclusive(marker)
         try:
             with self._reaching("write", marker, FileExistsError):
                 if self.local:
-                    try:
-                        os.link(part, path)
-                    finally:
-                        os.unlink(part)
-                        # The winner may have ended before it got to this.
-                        sync_folder(Path(path).parent)
+                    create(Path(path), data)
                 else:
                     self.fs.pipe_file(path, data, mode="create")
         except FileExistsError:

@@ -104,10 +104,10 @@ async def test_a_failure_is_left_to_the_activity_that_only_finalizes(
     """The rollouts did not fail: their activity ends well, and the other one says what is wrong."""
     link = os.link
 
-    def full(source: str, target: str) -> None:
-        if "/groups/" in target:
+    def full(source: str, target: Any, **options: Any) -> None:
+        if "/groups/" in str(target):
             raise OSError(28, "No space left on device")
-        link(source, target)
+        link(source, target, **options)
 
     rooms = _rooms(tmp_path, Player())
     monkeypatch.setattr("ratchet.activities.storage.store.os.link", full)

@@ -22,6 +22,11 @@ class Disk:
         self.markers: list[str] = []
         self.refuses: int | None = None
         """With this error the disk refuses to sync folders."""
+        self.unnamed = 0
+        """Files that were made without a name."""
+        self.refuses_unnamed: int | None = None
+        """With this error its filesystem refuses to make any."""
+        monkeypatch.setattr(os, "open", self._watched(os.open, self.open))
         for name in ("fsync", "mkdir", "replace", "link"):
             monkeypatch.setattr(os, name, self._watched(getattr(os, name), getattr(self, name)))
 
@@ -39,6 +44,12 @@ class Disk:
         if path.is_dir() and self.refuses is not None:
             raise OSError(self.refuses, os.strerror(self.refuses), str(path))
 
+    def open(self, path: Any, flags: int, mode: int = 0o777) -> None:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            if self.refuses_unnamed is not None:
+                raise OSError(self.refuses_unnamed, os.strerror(self.refuses_unnamed), str(path))
+            self.unnamed += 1
+
     def mkdir(self, path: Any, mode: int = 0o777) -> None:
         # pathlib tries a folder first, and what is above it if that fails.
         made = Path(path)
@@ -50,7 +61,9 @@ class Disk:
         assert Path(source) in self.whole, f"{target} gets its name before its bytes"
         self.names.add(Path(target))
 
-    def link(self, source: str, target: str) -> None:
+    def link(self, source: str, target: Any) -> None:
+        if source.startswith("/proc/"):
+            source = os.readlink(source)
         assert Path(source) in self.whole and not self.names, f"{target} precedes {self.names}"
         self.names.add(Path(target))
         self.markers.append(Path(target).name)
@@ -70,10 +83,12 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.parametrize("refuses", [None, errno.EOPNOTSUPP, errno.EISDIR])
 def test_a_commit_is_on_the_disk_content_before_marker(
-    store: ArtifactStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+    store: ArtifactStore, folder: Path, monkeypatch: pytest.MonkeyPatch, refuses: int | None
 ) -> None:
     disk = Disk(store, monkeypatch)
+    disk.refuses_unnamed = refuses
     store.put("runs/r/a", b"one")
     assert not disk.names
     store.put("runs/r/a", b"two", attempt="2")
@@ -87,6 +102,8 @@ def test_a_commit_is_on_the_disk_content_before_marker(
     store.put_inside("runs/r/b", b"two", attempt="2")
     assert not disk.names, "the winner's marker, which the loser adopts"
     assert disk.markers == [name + MARKER for name in ("a", "a", "1", "2", "b", "b")]
+    assert disk.unnamed == (0 if refuses else 6), "one for each marker, where there are such files"
+    assert not list(disk.root.rglob(".part-*")), "nothing is left"
 
 
 def test_live_records_do_not_wait_for_the_disk(

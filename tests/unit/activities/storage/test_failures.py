@@ -141,7 +141,7 @@ def test_a_marker_is_whole_or_not_there(
 ) -> None:
     local.put("other", b"kept")
 
-    def fail(*given: object) -> None:
+    def fail(*given: object, **options: object) -> None:
         raise error_of(number)
 
     with monkeypatch.context() as patch:
@@ -164,8 +164,8 @@ def test_a_commit_that_came_about_keeps_its_content(
 ) -> None:
     link = os.link
 
-    def slow(source: str, target: str) -> None:
-        link(source, target)
+    def slow(*given: Any, **options: Any) -> None:
+        link(*given, **options)
         raise error_of(errno.EIO)
 
     with monkeypatch.context() as patch:
