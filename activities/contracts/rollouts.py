@@ -32,6 +32,10 @@ class EngineTarget:
     version: int
 
 
+PERMIT = "a free permit"
+"""What dispatch waits for if only permits keep it from starting more."""
+
+
 @dataclass(frozen=True)
 class Gauges:
     """Dispatch gauges; they travel in activity inputs and are stored by workers.

@@ -24,6 +24,7 @@ from temporalio import activity
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import (
+    PERMIT,
     BatchResult,
     EvalResult,
     FinalizeEvalInput,
@@ -179,7 +180,8 @@ class RolloutActivities:
         owner = activity.info().workflow_id
         assert owner is not None, "rollouts run for a workflow"
         key = f"{input.work.group}/{input.first}"
-        return self.releases.part(owner, key, rollouts)
+        waits = input.gauges.waiting_for == PERMIT
+        return self.releases.part(owner, key, rollouts, waits=waits)
 
     def _adopt(self, input: RunRolloutsInput) -> dict[int, dict[str, Any]]:
         """Rollouts of the group that an earlier attempt committed."""

@@ -27,6 +27,8 @@ LINGER_S = 0.3
 """An ended rollout waits this long at most for others, until they are as many as a part has: with
 fewer permits the next one could not begin. Those of one group often end together.
 """
+IDLE_LINGER_S = 2.0
+"""The same while Dispatch waits for something else than permits, as for the next version."""
 RPC_TIMEOUT = timedelta(seconds=5)
 
 
@@ -34,10 +36,11 @@ RPC_TIMEOUT = timedelta(seconds=5)
 class _Owner:
     """A workflow with `parts` activities here; `pending` is its next signal, `sent` what earlier
     ones said of parts that still run. `enough` is set while the next one is worth sending: it frees
-    the `wanted` permits of a part.
+    the `wanted` permits of a part. `waits`: it lacked permits when the last part began.
     """
 
     parts: int = 0
+    waits: bool = True
     pending: dict[str, int] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
     enough: asyncio.Event = field(default_factory=asyncio.Event)
@@ -64,15 +67,18 @@ class Releases:
         self._owners: dict[str, _Owner] = {}
 
     @contextmanager
-    def part(self, workflow_id: str, key: str, size: int) -> Iterator[Callable[[int], None]]:
+    def part(
+        self, workflow_id: str, key: str, size: int, *, waits: bool = True
+    ) -> Iterator[Callable[[int], None]]:
         """A context in which an activity of `workflow_id` that runs `size` rollouts runs part `key`
-        of them, or all.
+        of them, or all. `waits`: that workflow could start more if it had permits.
 
         Yields a function that takes the number of the part's rollouts that have ended, adopted ones
         included.
         """
         owner = self._owners.setdefault(workflow_id, _Owner())
         owner.parts += 1
+        owner.waits = waits
 
         def ended(count: int) -> None:
             if count >= size:
@@ -80,7 +86,7 @@ class Releases:
             elif count > 0:
                 # An abandoned attempt may still run in this process and count fewer.
                 owner.pending[key] = max(count, owner.pending.get(key, 0))
-                if owner.freed >= size:
+                if owner.waits and owner.freed >= size:
                     owner.wanted = size
                     owner.enough.set()
                 if owner.sender is None or owner.sender.done():
@@ -102,7 +108,7 @@ class Releases:
         handle = self._client.get_workflow_handle(workflow_id)
         while owner.pending:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_S):
+                async with asyncio.timeout(LINGER_S if owner.waits else IDLE_LINGER_S):
                     await owner.enough.wait()
             owner.enough.clear()
             if not owner.pending:

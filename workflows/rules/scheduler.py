@@ -13,7 +13,7 @@ Invariants:
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ratchet.activities.contracts.rollouts import EngineTarget, Gauges, GroupWork
+from ratchet.activities.contracts.rollouts import PERMIT, EngineTarget, Gauges, GroupWork
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.messages import Control
 from ratchet.workflows.protocol.state import Lease, Shares
@@ -307,7 +307,7 @@ class Scheduler:
         """Why `count` rollouts may not start at `now`, if so."""
         executing, control = self.flights.executing(), self.control
         if executing + count > control.permits:
-            return Blocked("a free permit")
+            return Blocked(PERMIT)
         total, everyone = control.permits + control.older, executing + control.older
         setting = self._config.dispatch.burst or ("auto" if control.auto else None)
         burst = burst_of(setting, total, self._config.largest_group)

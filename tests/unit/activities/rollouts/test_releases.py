@@ -15,7 +15,9 @@ from temporalio.testing import ActivityEnvironment
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import (
+    PERMIT,
     EngineTarget,
+    Gauges,
     GroupWork,
     Kind,
     Released,
@@ -123,6 +125,30 @@ async def test_what_another_part_could_begin_with_waits_for_no_more(
         assert server.received == [(DISPATCH, {"train/0/0": 3, "train/1/0": 1})]
         second(3)
         assert not room._owners[DISPATCH].enough.is_set(), "2 more are too few"
+
+
+async def test_permits_that_nothing_waits_for_are_freed_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(releases, "LINGER_S", 0.01)
+    monkeypatch.setattr(releases, "IDLE_LINGER_S", 3600.0)
+    server = Server()
+    room = server.releases()
+    with (
+        room.part(DISPATCH, "train/0/0", 4, waits=False) as first,
+        room.part("other", "train/0/0", 4) as other,
+    ):
+        first(3)
+        other(1)
+        await until(lambda: len(server.received) == 1)
+        assert server.received == [("other", {"train/0/0": 1})]
+        with room.part(DISPATCH, "train/1/0", 2, waits=False) as second:
+            second(1)
+            assert not room._owners[DISPATCH].enough.is_set(), "though 4 are free"
+        with room.part(DISPATCH, "train/2/0", 2) as third:
+            third(1)
+            await until(lambda: len(server.received) == 2)
+            assert server.received[1:] == [(DISPATCH, {"train/0/0": 3, "train/2/0": 1})]
 
 
 async def test_what_a_part_that_went_had_freed_hurries_no_other(
@@ -302,14 +328,19 @@ def _world(tmp_path: Path, size: int) -> tuple[Server, Paced]:
 
 
 def _start(
-    rooms: Paced, first: int = 0, last: int | None = None, more: Sequence[GroupWork] = ()
+    rooms: Paced,
+    first: int = 0,
+    last: int | None = None,
+    more: Sequence[GroupWork] = (),
+    waiting_for: str = PERMIT,
 ) -> asyncio.Task[Any]:
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, workflow_id=DISPATCH)
     work = GroupWork("train/7", "train", "e", 0, len(rooms.gates))
     engine = EngineTarget(0, 0, "http://none", "m", 0)
+    gauges = Gauges(waiting_for=waiting_for)
     given = RunRolloutsInput(
-        "r", work, engine, "tcp://none", first=first, last=last, more=list(more)
+        "r", work, engine, "tcp://none", gauges, first=first, last=last, more=list(more)
     )
     return asyncio.create_task(environment.run(rooms.run_rollouts, given))
 
@@ -330,6 +361,25 @@ async def test_the_activity_reports_each_part_under_its_own_name(tmp_path: Path)
         "a part that has ended is not reported"
     )
     assert rooms.releases is not None and not rooms.releases._owners
+
+
+async def test_the_activity_knows_whether_permits_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releases, "LINGER_S", 0.0)
+    monkeypatch.setattr(releases, "IDLE_LINGER_S", 3600.0)
+    for waiting_for in ("policy v3", PERMIT):
+        server, rooms = _world(tmp_path / waiting_for, 3)
+        running = _start(rooms, waiting_for=waiting_for)
+        rooms.end(0)
+        await until(lambda rooms=rooms: bool(rooms.begun))  # type: ignore[misc]
+        assert rooms.releases is not None
+        if waiting_for == PERMIT:
+            await until(lambda server=server: newest(server) == {"train/7/0": 1})  # type: ignore[misc]
+        assert rooms.releases._owners[DISPATCH].waits == (waiting_for == PERMIT)
+        rooms.end(1, 2)
+        await running
+        assert bool(server.received) == (waiting_for == PERMIT)
 
 
 async def test_groups_of_one_activity_are_reported_as_each_ends(tmp_path: Path) -> None:
