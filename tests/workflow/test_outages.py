@@ -222,8 +222,9 @@ async def test_damaged_groups_are_rolled_out_anew(temporal: Client) -> None:
         world.damaged_groups["train/9"] = names.SHIP_BATCH
         result = await (await start(world, max_steps=5)).result()
         assert result["status"] == "succeeded"
-        lost = sorted(event for event in world.events if event.startswith("damaged"))
-        assert lost == ["damaged train/3", "damaged train/6", "damaged train/9"]
+        # One that fails beside others is tried again alone.
+        lost = {event for event in world.events if event.startswith("damaged")}
+        assert lost == {"damaged train/3", "damaged train/6", "damaged train/9"}
         shipped = {group for groups in world.batches.values() for group in groups}
         assert {"train/3.1", "train/6.1", "train/9.1"} <= shipped
         assert {int(g.split("/")[1].split(".")[0]) for g in shipped} == set(range(20))
