@@ -295,19 +295,18 @@ class World:
     @activity.defn(name=names.RUN_ROLLOUTS)
     async def run_rollouts(self, arg: RunRolloutsInput) -> RunRolloutsResult:
         groups = arg.of_each()
-        if len(groups) > 1:
+        shared = len(groups) > 1
+        if shared:
             self.together.append([one.work.group for one in groups])
-        outcomes = await asyncio.gather(*map(self._run_group, groups), return_exceptions=True)
-        results = [one for one in outcomes if not isinstance(one, BaseException)]
-        for outcome in outcomes:
+        runs = [self._run_group(one, shared) for one in groups]
+        results: list[RunRolloutsResult] = []
+        for outcome in await asyncio.gather(*runs, return_exceptions=True):
             if isinstance(outcome, BaseException):
-                self.committed |= {result.group for result in results}
                 raise outcome
-        if len(groups) > 1:
-            self.committed |= {one.group for one in results if one.finalized is None}
+            results.append(outcome)
         return replace(results[0], more=[result.finalized for result in results[1:]])
 
-    async def _run_group(self, arg: RunRolloutsInput) -> RunRolloutsResult:
+    async def _run_group(self, arg: RunRolloutsInput, shared: bool) -> RunRolloutsResult:
         work, engine, count = arg.work, arg.engine.index, len(arg.indexes)
         if work.group in self.committed:
             return RunRolloutsResult(work.group, count, 0, count * 4, self._finalized_too(arg))
@@ -341,6 +340,9 @@ class World:
             raise ApplicationError("broken reward", type="TaskError", non_retryable=True)
         for index in arg.indexes:
             self.rolled_out[f"{work.group}/{index}"] += 1
+        if shared:
+            # Whatever becomes of its activity, one of its own adopts it.
+            self.committed.add(work.group)
         return RunRolloutsResult(work.group, count, 0, count * 4, self._finalized_too(arg))
 
     def _finalized_too(self, arg: RunRolloutsInput) -> GroupResult | None:
