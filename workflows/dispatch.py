@@ -274,8 +274,10 @@ class Dispatch:
                 self._rollout_timeout(work),
             ),
         )
+        if result is None:
+            return attempt.failure, None
         generation.on_played(work, workflow.time() - began)
-        return attempt.failure, result.finalized if result is not None else None
+        return attempt.failure, result.finalized
 
     async def _finalize(self, flight: Flight) -> None:
         """Finalizes a group; another engine is used if the one that served it is gone."""

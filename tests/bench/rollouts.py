@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -178,6 +178,32 @@ def play(client: Ratchet, config: RunConfig) -> tuple[Run, float]:
     return run, first
 
 
+@dataclass(frozen=True)
+class Played:
+    """A run that has ended, on the stack that `client` talks to; `temporal` is an address."""
+
+    client: Ratchet
+    temporal: str
+    run: Run
+    first: float
+    samples: Sequence[Sample]
+
+
+@contextlib.contextmanager
+def played(config: RunConfig, home: Path) -> Iterator[Played]:
+    """Carries one run out on a stack of its own, which is up in the block, and measures it."""
+    stack, meter = Stack(home), Meter()
+    try:
+        where = stack.up()
+        meter.start()
+        with Ratchet(where.api) as client:
+            run, first = play(client, config)
+            meter.stop()
+            yield Played(client, where.temporal, run, first, meter.samples)
+    finally:
+        stack.down()
+
+
 def figures(
     run: Run,
     first: float,
@@ -214,20 +240,13 @@ def bench(config: RunConfig, home: Path, policy: Path) -> dict[str, Any]:
         make_policy(config, policy)
     warm_start_s = time.monotonic() - began
     put_policy(ArtifactStore(f"file://{home}/store", home / "stores.json"), config, policy)
-    stack, meter = Stack(home), Meter()
-    try:
-        where = stack.up()
-        meter.start()
-        with Ratchet(where.api) as client:
-            run, first = play(client, config)
-            meter.stop()
-            if run.status != "succeeded":
-                return {"status": run.status, "error": str(run.error)}
-            steps = client.runs.metrics(run.id, limit=10_000).data
-            evals = client.runs.evals(run.id).data
-    finally:
-        stack.down()
-    found = figures(run, first, steps, evals, meter.samples)
+    with played(config, home) as it:
+        run = it.run
+        if run.status != "succeeded":
+            return {"status": run.status, "error": str(run.error)}
+        steps = it.client.runs.metrics(run.id, limit=10_000).data
+        evals = it.client.runs.evals(run.id).data
+    found = figures(run, it.first, steps, evals, it.samples)
     return {"status": run.status, "warm_start_s": round(warm_start_s, 1), **found}
 
 

@@ -19,10 +19,8 @@ from typing import Any
 from temporalio.client import Client
 
 from ratchet.activities.contracts import names
-from ratchet.api.client import Ratchet
 from ratchet.configs.load import validate
-from ratchet.worker.stack import Stack
-from tests.bench.rollouts import Meter, per_rollout, play
+from tests.bench.rollouts import per_rollout, played
 from tests.chaos import history
 
 GROUP = 16
@@ -97,17 +95,10 @@ def broken(evidence: history.Evidence) -> dict[str, int]:
 def bench(rollouts: int, seconds: float, home: Path) -> dict[str, Any]:
     """Carries the run out and judges what was recorded of it."""
     config = validate(config_of(rollouts, seconds, home))
-    stack, meter = Stack(home), Meter()
-    try:
-        where = stack.up()
-        meter.start()
-        with Ratchet(where.api) as client:
-            run, first = play(client, config)
-            meter.stop()
-            samples = list(client.runs.gauges(run.id, role="all"))
-            evidence = asyncio.run(recorded(where.temporal, run.id))
-    finally:
-        stack.down()
+    with played(config, home) as it:
+        run = it.run
+        samples = list(it.client.runs.gauges(run.id, role="all"))
+        evidence = asyncio.run(recorded(it.temporal, run.id))
     assert run.created_at and run.finished_at, "it has ended"
     begin, end = run.created_at.timestamp(), run.finished_at.timestamp()
     return {
@@ -116,10 +107,10 @@ def bench(rollouts: int, seconds: float, home: Path) -> dict[str, Any]:
         "waits_s": seconds,
         "most_at_once": max(getattr(one, "worker_inflight", 0) for one in samples),
         "wall_s": round(end - begin, 1),
-        "first_rollouts_s": round(first - begin, 1),
+        "first_rollouts_s": round(it.first - begin, 1),
         "broken": broken(evidence),
         "lag_s": lags(samples),
-        "cpu_ms": per_rollout(meter.samples, begin, end, rollouts),
+        "cpu_ms": per_rollout(it.samples, begin, end, rollouts),
     }
 
 

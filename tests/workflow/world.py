@@ -295,10 +295,11 @@ class World:
     @activity.defn(name=names.RUN_ROLLOUTS)
     async def run_rollouts(self, arg: RunRolloutsInput) -> RunRolloutsResult:
         groups = arg.of_each()
-        shared = len(groups) > 1
-        if shared:
+        run = self._run_group
+        if len(groups) > 1:
             self.together.append([one.work.group for one in groups])
-        runs = [self._run_group(one, shared) for one in groups]
+            run = self._run_beside
+        runs = map(run, groups)
         results: list[RunRolloutsResult] = []
         for outcome in await asyncio.gather(*runs, return_exceptions=True):
             if isinstance(outcome, BaseException):
@@ -306,7 +307,13 @@ class World:
             results.append(outcome)
         return replace(results[0], more=[result.finalized for result in results[1:]])
 
-    async def _run_group(self, arg: RunRolloutsInput, shared: bool) -> RunRolloutsResult:
+    async def _run_beside(self, arg: RunRolloutsInput) -> RunRolloutsResult:
+        """Whatever becomes of the shared activity, one of its own adopts a group that ended."""
+        result = await self._run_group(arg)
+        self.committed.add(arg.work.group)
+        return result
+
+    async def _run_group(self, arg: RunRolloutsInput) -> RunRolloutsResult:
         work, engine, count = arg.work, arg.engine.index, len(arg.indexes)
         if work.group in self.committed:
             return RunRolloutsResult(work.group, count, 0, count * 4, self._finalized_too(arg))
@@ -340,9 +347,6 @@ class World:
             raise ApplicationError("broken reward", type="TaskError", non_retryable=True)
         for index in arg.indexes:
             self.rolled_out[f"{work.group}/{index}"] += 1
-        if shared:
-            # Whatever becomes of its activity, one of its own adopts it.
-            self.committed.add(work.group)
         return RunRolloutsResult(work.group, count, 0, count * 4, self._finalized_too(arg))
 
     def _finalized_too(self, arg: RunRolloutsInput) -> GroupResult | None:
