@@ -8,8 +8,9 @@ Invariant: a rollout times out only upon a reading of its engine that is not old
 """
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import httpx
@@ -17,7 +18,12 @@ import httpx
 from ratchet.activities.inference.load import READ_LIMIT_S, executing_share
 from ratchet.activities.runtime.tls import shared_context
 
+READINGS = 24
+"""How often an engine is read until a rollout has used up its limit: a pause or queue between two
+readings counts as the later one saw it.
+"""
 TICK_S = 1.0
+"""Least time between two readings for this."""
 SHORTEST_TICK_S = 0.25
 """Least time between two readings, so that a rollout near its limit does not flood its engine."""
 
@@ -36,15 +42,24 @@ class _Rollout:
         if self.executed >= self.limit and not self.deadline.expired():
             self.deadline.reschedule(now)
 
+    @property
+    def due(self) -> float:
+        """When its engine is to be read again: it may have reached its limit then."""
+        tick = max(TICK_S, self.limit / READINGS)
+        return self.read + min(tick, max(self.limit - self.executed, SHORTEST_TICK_S))
+
 
 class EngineClock:
-    """The clock of the engine at `url`, read only while a rollout lasts longer than a tick."""
+    """The clock of the engine at `url`, read only for rollouts that last longer than a tick."""
 
     def __init__(self, url: str, transport: httpx.AsyncBaseTransport | None = None) -> None:
         self._url = url
         self._transport = transport
         self._rollouts: set[_Rollout] = set()
         self._ticking: asyncio.Task[None] | None = None
+        # When `_rest` looks again, and whether a rollout has come that it is to look for before.
+        self._due = math.inf
+        self._sooner = asyncio.Event()
 
     @asynccontextmanager
     async def limit(self, seconds: float) -> AsyncIterator[None]:
@@ -54,6 +69,8 @@ class EngineClock:
             self._rollouts.add(rollout)
             if self._ticking is None:
                 self._ticking = asyncio.create_task(self._tick())
+            if rollout.due < self._due:
+                self._sooner.set()
             try:
                 yield
             finally:
@@ -79,6 +96,11 @@ class EngineClock:
                 await self._rest()
 
     async def _rest(self) -> None:
-        """Waits until the next tick, or until a rollout may have reached its limit."""
-        left = min(rollout.limit - rollout.executed for rollout in self._rollouts)
-        await asyncio.sleep(min(TICK_S, max(left, SHORTEST_TICK_S)))
+        """Waits until the engine is to be read for a rollout that still executes."""
+        loop = asyncio.get_running_loop()
+        while (due := min(rollout.due for rollout in self._rollouts)) > loop.time():
+            self._due = due
+            self._sooner.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await self._sooner.wait()

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 
-from ratchet.activities.rollouts.clock import TICK_S, EngineClock
+from ratchet.activities.rollouts.clock import READINGS, TICK_S, EngineClock
 
 
 class _Selector(selectors.DefaultSelector):
@@ -130,15 +130,35 @@ def test_rollouts_of_one_engine_have_times_of_their_own() -> None:
     play(test())
 
 
+def test_a_short_limit_counts_beside_a_long_one() -> None:
+    async def test() -> None:
+        engine = Engine(running=1)
+        first = asyncio.create_task(given_up(engine, 240.0))
+        await asyncio.sleep(1.0)
+        engine.paused = True
+        second = asyncio.create_task(given_up(engine, 5.0))
+        await asyncio.sleep(4.0)
+        engine.paused = False
+        assert abs(await second - 10.0) <= 2 * TICK_S
+        assert abs(await first - 244.0) <= 2 * TICK_S
+
+    play(test())
+
+
 def test_short_rollouts_cost_the_engine_nothing() -> None:
     async def test() -> None:
-        engine = Engine()
-        for _ in range(10):
+        engine, tick = Engine(), 60.0 / READINGS
+        assert tick > TICK_S
+
+        async def one(after: float) -> None:
+            await asyncio.sleep(after)
             async with engine.clock.limit(60.0):
-                await asyncio.sleep(TICK_S / 2)
-        assert engine.polls == 0
+                await asyncio.sleep(0.9 * tick)
+
+        await asyncio.gather(*(one(number * tick / 2) for number in range(10)))
+        assert engine.polls == 0, "there was always one, but none that lasted"
         async with engine.clock.limit(60.0):
-            await asyncio.sleep(2.5 * TICK_S)
+            await asyncio.sleep(2.5 * tick)
         polls = engine.polls
         assert polls == 4
         await asyncio.sleep(60.0)
