@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from temporalio import activity
 
-HEARTBEAT_S = 1.0
+HEARTBEAT_S = 2.0
+"""A fifth of what counts as lost. Servers send them for as long as their run lives."""
 
 
 @contextlib.asynccontextmanager
