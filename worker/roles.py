@@ -11,6 +11,7 @@ from typing import Any
 from temporalio.client import Client
 from temporalio.worker import Interceptor
 
+from ratchet import __version__
 from ratchet.activities.contracts.names import Queues
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import StorageFailures
@@ -40,6 +41,8 @@ def _worker(
         client,
         task_queue=queue,
         activities=activities_of(*owners),
+        # Only workflows are reset by it; by default the SDK hashes all modules that are loaded.
+        build_id=__version__,
         interceptors=[StorageFailures(), *watching],
         max_concurrent_activities=at_once,
         max_heartbeat_throttle_interval=HEARTBEATS_AT_LEAST_EVERY,
