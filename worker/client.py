@@ -7,7 +7,7 @@ from temporalio.api.operatorservice.v1 import (
     AddSearchAttributesRequest,
     ListSearchAttributesRequest,
 )
-from temporalio.client import Client
+from temporalio.client import Client, GrpcCompression
 from temporalio.envconfig import ClientConfig
 from temporalio.service import RetryConfig, RPCError, RPCStatusCode
 
@@ -36,7 +36,13 @@ async def connect() -> Client:
     settings = ClientConfig.load_client_connect_config()
     address = settings.get("target_host", "localhost:7233")
     try:
-        return await Client.connect(**settings, data_converter=WIRE, retry_config=RETRIES)
+        return await Client.connect(
+            **settings,
+            data_converter=WIRE,
+            retry_config=RETRIES,
+            # Messages are small, since they refer to artifacts: to pack them costs both sides more.
+            grpc_compression=GrpcCompression.NONE,
+        )
     except RuntimeError as error:
         raise TemporalUnreachable(
             f"Temporal does not answer at {address}: start it with `make up`, or set "

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
-from temporalio.client import Client
+from temporalio.client import Client, GrpcCompression
 from temporalio.envconfig import ClientConfig, ClientConnectConfig
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -64,7 +64,11 @@ class Connection:
             if self._client is None:
                 try:
                     async with asyncio.timeout(self.timeout.total_seconds()):
-                        self._client = await Client.connect(**self._connect, data_converter=WIRE)
+                        self._client = await Client.connect(
+                            **self._connect,
+                            data_converter=WIRE,
+                            grpc_compression=GrpcCompression.NONE,
+                        )
                 except TimeoutError:
                     raise self._unreachable("connecting timed out") from None
                 except RuntimeError as error:
