@@ -1,6 +1,8 @@
 """Dispatch on a real server: permits, limits, curricula, batches, and generations that die."""
 
 import asyncio
+import json
+import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -306,6 +308,43 @@ async def test_backfill_ships_full_batches_of_what_post_batch_filters_leave(
         for groups in world.batches.values():
             counts = [world.trainable_of(group) for group in groups]
             assert sum(counts) >= 8 > sum(counts[:-1]) and all(counts)
+
+
+async def test_a_limit_that_is_raised_ends_the_wait_for_the_old_one(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        dispatch = {"tasks_per_minute": 1, "burst": 8}
+        handle = await start(world, max_steps=2, eval={}, dispatch=dispatch)
+        # The next group may start a minute later.
+        await until(lambda: len(world.order) >= 1 and world.executing == 0)
+        waited = time.monotonic()
+        # Still not at once: the generation is to look again before it wanted to.
+        await change(handle, {"dispatch": {"tasks_per_minute": 120}})
+        assert (await handle.result())["status"] == "succeeded"
+        assert time.monotonic() - waited < 40
+        dispatch = temporal.get_workflow_handle(f"{handle.id}/dispatch/0")
+        rests = [
+            event.timer_started_event_attributes.start_to_fire_timeout.ToTimedelta()
+            async for event in dispatch.fetch_history_events()
+            if event.user_metadata.summary.data.startswith(b'"rate limit')
+        ]
+        assert max(rests).total_seconds() > 50, "it was to wait for longer than it took"
+
+
+@pytest.mark.parametrize("permits", [8, "auto"])
+async def test_engines_alone_report_load_where_permits_follow_it(
+    temporal: Client, permits: int | str
+) -> None:
+    async with world_of(temporal) as world:
+        dispatch = {"max_inflight_rollouts": permits}
+        handle = await start(world, max_steps=1, eval={}, dispatch=dispatch)
+        await handle.result()
+        told = {}
+        for host in world.epochs:
+            history = await temporal.get_workflow_handle(f"{handle.id}/host/{host}").fetch_history()
+            (given,) = history.events[0].workflow_execution_started_event_attributes.input.payloads
+            told[host] = json.loads(given.data)["host"].get("report_load", False)
+        assert told == {host: host == "engine/0" and permits == "auto" for host in world.epochs}
+        assert len(told) >= 3
 
 
 @pytest.mark.nightly

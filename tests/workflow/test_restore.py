@@ -5,7 +5,12 @@ import json
 from typing import Any
 
 import pytest
-from temporalio.client import Client, WorkflowFailureError, WorkflowHandle
+from temporalio.client import (
+    Client,
+    WorkflowFailureError,
+    WorkflowHandle,
+    WorkflowUpdateFailedError,
+)
 from temporalio.common import WorkflowIDReusePolicy
 
 from ratchet.activities.contracts.names import attempt_id
@@ -263,6 +268,9 @@ async def test_a_run_that_is_cancelled_before_it_is_restored_stands_where_it_sto
         )
         await until(lambda: "restoring" in world.events)
         assert (await memo(again))["step"] == 4
+        with pytest.raises(WorkflowUpdateFailedError) as refused:
+            await again.execute_update("change_config", {"max_steps": 20})
+        assert "is being restored and accepts no changes yet" in str(refused.value.cause)
         await again.cancel()
         await ended(again)
         seen = await memo(again)

@@ -323,6 +323,14 @@ async def test_check_model_reports(tmp_path: Path, policy: Path) -> None:
     config = {**CONFIG, "model": {"name": "/no/such"}}
     (problem,) = (await run(acts.check_model, CheckInput(config))).problems
     assert problem.pointer == "/model/name"
+    good = await run(acts.check_model, CheckInput({**CONFIG, "model": {"name": str(policy)}}))
+    assert good.problems == [] and good.estimates["trainer memory"]["weights"] > 0
+    other = shutil.copytree(policy, tmp_path / "other")
+    about = json.loads((other / "config.json").read_text())
+    del about["num_hidden_layers"], about["hidden_size"]
+    (other / "config.json").write_text(json.dumps(about))
+    unknown = await run(acts.check_model, CheckInput({**CONFIG, "model": {"name": str(other)}}))
+    assert unknown.problems == [] and unknown.estimates == {}, "its size is not known"
 
 
 def test_what_may_go() -> None:

@@ -98,6 +98,8 @@ def test_the_exported_adapter_loads_with_peft_on_the_base(tmp_path: Path, policy
     from peft import PeftModel
 
     train(begun(policy, {"modules_to_save": ["lm_head"]}), range(1, 3), tmp_path)
+    about = json.loads((tmp_path / "2" / "adapter" / ADAPTER_CONFIG).read_text())
+    assert about["inference_mode"] is True, "whoever loads it does not train it"
     base = AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32)
     loaded = PeftModel.from_pretrained(base, str(tmp_path / "2" / "adapter"))
     whole = loaded.merge_and_unload().state_dict()

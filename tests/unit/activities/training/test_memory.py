@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -101,6 +102,21 @@ def test_parts_follow_the_keys() -> None:
     assert parts(activation_checkpointing=True)["activations"] < 0.1 * plain["activations"]
     assert parts(micro_batch_tokens=512)["activations"] * 8 == plain["activations"]
     assert parts(gpu=True)["head"] > plain["head"] and parts(gpu=True)["libraries"] == 0
+
+
+def test_ranks_without_gpus_share_a_machine_with_their_launcher() -> None:
+    def parts(ranks: int, **more: Any) -> dict[str, int]:
+        section = {"seq_len": 512, "micro_batch_tokens": 4096, "ranks": ranks}
+        return trainer_parts(LARGE, config({}, **section), **more)
+
+    two = parts(2, gpu=False)
+    launcher = two.pop("launcher")
+    assert "launcher" not in parts(1, gpu=False) and "launcher" not in parts(2, gpu=True)
+    assert two["libraries"] == 2 * parts(1, gpu=False)["libraries"]
+    code = "import torch.distributed.run; print(open('/proc/self/status').read())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (peak,) = re.findall(r"VmHWM:\s*(\d+) kB", done.stdout)
+    assert 0.5 * launcher < int(peak) * 1024 < 2 * launcher
 
 
 def test_an_adapter_has_masters_and_moments_of_its_own_alone() -> None:

@@ -14,6 +14,7 @@ from ratchet.activities.contracts.names import WARM_START_ENVS
 from ratchet.activities.envs import datasets
 from ratchet.activities.training.model import token_scores
 from ratchet.activities.training.policy import (
+    EMBEDDING_STD,
     Recipe,
     _scrambled,
     _supervised_batch,
@@ -48,6 +49,8 @@ def test_specials() -> None:
     assert TOKENIZER.eos_token == "<|im_end|>"
     assert TOKENIZER.encode("é") == [3]
     assert len(TOKENIZER) == 128
+    shown = TOKENIZER.decode([0, 1, 2, 3, 127, *TOKENIZER.encode("ab")], skip_special_tokens=True)
+    assert shown == "ab", "reserved ones are special, too"
 
 
 def test_template_layout() -> None:
@@ -106,6 +109,15 @@ def test_what_is_shown_stays_clean_and_takes_longer() -> None:
     assert user == MESSAGES[0] and reply["content"] != "ba"
     assert recipe_of("reverse-text") == recipe_of("reverse-retry") == Recipe()
     assert recipe_of("reverse-shown").noisy_steps > Recipe().noisy_steps
+
+
+def test_embeddings_begin_small_whatever_the_other_weights_do() -> None:
+    for init_std in (0.02, 0.2):
+        model = build_model(dataclasses.replace(SMALL, init_std=init_std), 7)
+        assert float(model.model.embed_tokens.weight.detach().std()) == pytest.approx(
+            EMBEDDING_STD, rel=0.1
+        )
+        assert float(model.lm_head.weight.detach().std()) == pytest.approx(init_std, rel=0.1)
 
 
 @pytest.mark.parametrize("env", WARM_START_ENVS)

@@ -19,7 +19,9 @@ def test_a_warm_start_reports_each_tenth_step_and_the_last(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     recipe = replace(SMALL, batch=1, threads=1, clean_limit=12, cooldown=7, noisy_steps=3)
+    torch.set_num_threads(2)
     make_default(recipe, "reverse-text", 0)
+    assert torch.get_num_threads() == recipe.threads == 1
     reported = [json.loads(line)["progress"] for line in capsys.readouterr().out.splitlines()]
     steps = [text.partition(": ")[2].partition(",")[0] for text in reported]
     assert steps == [f"step {step} of at most 22" for step in (10, 20, 22)]

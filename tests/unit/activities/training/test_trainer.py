@@ -4,9 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from docs.step_metrics import undescribed
 from ratchet.activities.storage.batch import encode_batch
+from ratchet.activities.training import determinism
 from ratchet.activities.training.client import NonFinite
 from ratchet.activities.training.model import load_model
 from ratchet.activities.training.trainer import Trainer
@@ -20,6 +22,22 @@ def loaded(policy: Path) -> Trainer:
     result = trainer.load(policy, CONFIG, checkpoint=False)
     assert result["step"] == 0 and result["warnings"] == []
     return trainer
+
+
+def test_a_load_seeds_what_a_model_draws(policy: Path) -> None:
+    for seed in (3, 4):
+        torch.manual_seed(17)
+        Trainer().load(policy, {**CONFIG, "seed": seed}, checkpoint=False)
+        assert torch.initial_seed() == seed
+
+
+def test_only_a_process_that_is_to_be_deterministic_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(determinism, "enable", lambda: asked.append(True))
+    Trainer().prepare(deterministic=False)
+    assert asked == []
+    Trainer().prepare(deterministic=True)
+    assert asked == [True]
 
 
 def test_a_batch_that_is_not_finite_changes_nothing(tmp_path: Path, policy: Path) -> None:

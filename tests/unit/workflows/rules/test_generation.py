@@ -461,7 +461,7 @@ def test_what_the_run_has_not_heard_of_counts() -> None:
         end(g, part)
     assert g.report().seq == 0
     # Written before that report arrived: 8 are missing, and 8 are on their way.
-    g.on_control(control(1, permits=16, missing=8, heard=-1))
+    g.on_control(control(1, permits=16, missing=8))
     for part in parts[4:7]:
         end(g, part)
     assert g.holds_back

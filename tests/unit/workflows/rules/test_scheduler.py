@@ -38,9 +38,9 @@ def test_permits_are_one_pool_and_evals_go_first() -> None:
     parts = admitted(s)
     expected = ["eval/0-0/a/0", "eval/0-0/a/1", "eval/0-0/a/2", "train/0"]
     assert names(parts) == expected
-    assert why(s) == "a free permit"
+    assert why(s) == s.gauges().waiting_for == "a free permit"
     finish(s, parts[1])
-    assert names(admitted(s)) == ["train/1"]
+    assert isinstance(s.admit(0.0), Part) and s.gauges().waiting_for == ""
 
 
 def test_parts_free_their_permits_and_a_begun_group_goes_first() -> None:

@@ -1,9 +1,17 @@
 """What a run says of itself: its status as people read it, reasons, and what waits to hold."""
 
-from ratchet.workflows.protocol.state import HostState, PermitsState, RunState
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from ratchet.workflows.protocol.errors import RunFailed
+from ratchet.workflows.protocol.state import HostState, PermitsState, RunState, Waiting
 from ratchet.workflows.rules.live_config import limits_of
-from ratchet.workflows.run.status import details, memo, shown_status
+from ratchet.workflows.run.status import RunLog, details, memo, shown_status
 from tests.unit.workflows.support import config
+
+HALF_AN_HOUR = timedelta(minutes=30)
 
 
 def at(status: str, pause: str = "", reason: str = "") -> RunState:
@@ -64,3 +72,77 @@ def test_the_page_names_the_servers_that_are_down_and_why() -> None:
     down = [line for line in lines if ": down" in line]
     assert down == ["- engine-1: down", "- trainer-0: down (CUDA error)"]
     assert not any("engine-0" in line for line in lines)
+
+
+class Timed(RunLog):
+    """Outside a workflow: nothing that is waited for happens before `within` looks the last time,
+    but what it does itself.
+    """
+
+    def __init__(self, state: RunState, within: Callable[[int], None]) -> None:
+        super().__init__("run-1", config(), state)
+        self.looks, self._look = 0, within
+
+    async def _within(
+        self,
+        at_most: timedelta,
+        name: Callable[[], str],
+        predicate: Callable[[], bool],
+        stoppable: bool,
+    ) -> bool:
+        self.looks += 1
+        self._look(self.looks)
+        return predicate()
+
+    def _name_wait(self, before: Waiting | None, name: str, at_most: timedelta) -> Waiting:
+        self._waits = [waiting := Waiting(name, "", "")]
+        return waiting
+
+    def publish(self) -> None:
+        """Nobody looks."""
+
+
+def stalling(within: Callable[[int], None] = lambda look: None) -> tuple[Timed, list[int]]:
+    """A run that waits, and the progress that it sees."""
+    return Timed(at("running"), within), [0]
+
+
+async def wait(log: Timed, progress: list[int], looks: int) -> None:
+    await log.wait(
+        lambda: "batch 1", lambda: log.looks >= looks, HALF_AN_HOUR, progress=lambda: progress[0]
+    )
+
+
+@pytest.mark.asyncio
+async def test_a_run_that_waits_in_vain_is_stalled() -> None:
+    log, progress = stalling()
+    with pytest.raises(RunFailed, match=r"waited 0:30:00 for batch 1") as failed:
+        await wait(log, progress, looks=5)
+    assert failed.value.code == "stalled" and log.looks == 2 and log.waiting is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("by", ["progress", "a hold", "a hold that is over"])
+async def test_a_wait_goes_on_by_progress_and_for_holds(by: str) -> None:
+    def happens(look: int) -> None:
+        if look == 2 and by == "progress":
+            progress[0] += 1
+        elif look == 2 and by == "a hold":
+            log._state.outages.holds["batch 1"] = "the disk is full"
+        elif look == 2:
+            log.recoveries += 1
+
+    log, progress = stalling(happens)
+    await wait(log, progress, looks=3)
+    assert log.looks == 3
+
+
+@pytest.mark.asyncio
+async def test_a_wait_that_only_progressed_once_is_stalled_in_the_end() -> None:
+    def happens(look: int) -> None:
+        progress[0] += look == 2
+
+    log, progress = stalling(happens)
+    with pytest.raises(RunFailed):
+        await wait(log, progress, looks=5)
+    assert log.looks == 4
