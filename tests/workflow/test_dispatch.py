@@ -318,7 +318,7 @@ async def test_a_limit_that_is_raised_ends_the_wait_for_the_old_one(temporal: Cl
         await until(lambda: len(world.order) >= 1 and world.executing == 0)
         waited = time.monotonic()
         # Still not at once: the generation is to look again before it wanted to.
-        await change(handle, {"dispatch": {"tasks_per_minute": 120}})
+        await change(handle, {"dispatch": {"tasks_per_minute": 60}})
         assert (await handle.result())["status"] == "succeeded"
         assert time.monotonic() - waited < 40
         dispatch = temporal.get_workflow_handle(f"{handle.id}/dispatch/0")
