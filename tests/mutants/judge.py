@@ -55,9 +55,11 @@ WARM = (
 
 BEHIND = {
     "activities/training/process.py": "activities/training/client.py",
-    "activities/training/prepare.py": "activities/training/activities.py",
+    "workflows/protocol/messages.py": "workflows/rules/generation.py",
 }
-"""What runs in a process of its own, where no measurement sees it, and what tests reach it by."""
+"""What runs in a process of its own or only declares, where no measurement sees it, and what tests
+reach it by.
+"""
 
 SPARE_S, TIMES = 10.0, 4.0
 """A test may take this much longer than without the mutant, and this many times as long."""

@@ -15,6 +15,7 @@ from ratchet.activities.inference import fingerprints
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.keys import ADAPTER_CONFIG, ADAPTER_WEIGHTS, FINGERPRINTS_FILE
 from ratchet.activities.training import adapters
+from ratchet.activities.training import trainer as trainer_module
 from ratchet.activities.training.check import check_model
 from ratchet.activities.training.model import load_model
 from ratchet.activities.training.trainer import Trainer
@@ -92,6 +93,20 @@ def test_the_adapter_alone_trains_and_the_merged_weights_are_exported(
     adapted = rescore(trainer._model, samples, seq_len=32, micro_batch_tokens=256)
     for ours, theirs in zip(adapted, plain, strict=True):
         assert ours == pytest.approx(theirs, abs=1e-4)
+
+
+def test_an_adapter_begins_the_same_whatever_loading_draws(
+    policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawing(folder: Path) -> Any:
+        torch.rand(3)
+        return load_model(folder)
+
+    plain = begun(policy)
+    monkeypatch.setattr(trainer_module, "load_model", drawing)
+    ours, theirs = (dict(one._model.named_parameters()) for one in (begun(policy), plain))
+    drawn = [name for name in ours if ".lora_A." in name]
+    assert drawn and all(torch.equal(ours[name], theirs[name]) for name in drawn)
 
 
 def test_the_exported_adapter_loads_with_peft_on_the_base(tmp_path: Path, policy: Path) -> None:

@@ -10,9 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ratchet.activities.storage.batch import encode_batch
+from ratchet.activities.storage.keys import ADAPTER_FOLDER
 from ratchet.activities.training import prepare
 from ratchet.activities.training.prepare import descent, make_default
-from tests.unit.activities.training.conftest import SMALL
+from ratchet.activities.training.trainer import Trainer
+from tests.unit.activities.training.conftest import SMALL, make_batch
+from tests.unit.activities.training.test_adapters import config as adapting
 
 
 def test_a_warm_start_reports_each_tenth_step_and_the_last(
@@ -42,6 +46,33 @@ def test_a_version_of_a_run_descends_as_that_run_does(tmp_path: Path) -> None:
     assert descent(order) == {"base": "a/b", "license": "mit"}
 
 
+def prepared(
+    order: dict[str, object], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, torch.Tensor]:
+    """The weights that are made for `order`."""
+    (folder / "order.json").write_text(json.dumps(order))
+    argv = ["prepare", "--order", str(folder / "order.json"), "--out", str(folder / "v0")]
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(prepare, "end_with_parent", lambda: None)
+    prepare.main()
+    return load_file(folder / "v0" / "model.safetensors")
+
+
+def test_a_version_with_an_adapter_is_merged(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer()
+    trainer.load(policy, adapting({"rank": 4}), checkpoint=False)
+    trainer.train(1, encode_batch(make_batch(1)), tmp_path / "1")
+    folder = shutil.copytree(policy, tmp_path / "held")
+    shutil.copytree(tmp_path / "1" / ADAPTER_FOLDER, folder / ADAPTER_FOLDER)
+    order = {"name": "run:r@1", "folder": str(folder), "env": "reverse-text", "seed": 0}
+    made = prepared(order | {"base": "a/b", "license": "mit"}, tmp_path, monkeypatch)
+    merged, base = (load_file(f / "model.safetensors") for f in (tmp_path / "1", policy))
+    assert all(torch.equal(made[name], merged[name]) for name in merged)
+    assert any(not torch.equal(made[name], base[name]) for name in base)
+
+
 @pytest.mark.parametrize("lowered", [False, True])
 def test_only_a_run_in_bfloat16_rounds_weights_between_two_of_its_numbers(
     policy: Path,
@@ -54,12 +85,7 @@ def test_only_a_run_in_bfloat16_rounds_weights_between_two_of_its_numbers(
     half = {name: t.half() for name, t in load_file(folder / "model.safetensors").items()}
     save_file(half, folder / "model.safetensors", metadata={"format": "pt"})
     order = {"name": str(folder), "env": "reverse-text", "seed": 0, "lowered": lowered}
-    (tmp_path / "order.json").write_text(json.dumps(order))
-    argv = ["prepare", "--order", str(tmp_path / "order.json"), "--out", str(tmp_path / "v0")]
-    monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr(prepare, "end_with_parent", lambda: None)
-    prepare.main()
-    made, rounded, ties, count = load_file(tmp_path / "v0" / "model.safetensors"), 0, 0, 0
+    made, rounded, ties, count = prepared(order, tmp_path, monkeypatch), 0, 0, 0
     for name, given in half.items():
         whole, low = given.float(), given.float().bfloat16().float()
         between = (whole.view(torch.int32) & 0xFFFF) == 0x8000
