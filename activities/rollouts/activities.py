@@ -54,7 +54,7 @@ from ratchet.activities.rollouts.releases import Releases
 from ratchet.activities.rollouts.tasks import TaskLibrary
 from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
-from ratchet.activities.runtime.heartbeat import heartbeats
+from ratchet.activities.runtime.heartbeat import HEARTBEAT_S, heartbeats
 from ratchet.activities.scoring import filters
 from ratchet.activities.scoring.algorithms import CreditError
 from ratchet.activities.scoring.check import AlgorithmLibrary
@@ -66,7 +66,6 @@ from ratchet.configs.env import TrainEnvConfig
 from ratchet.configs.filters import FilterConfig
 from ratchet.configs.reference import FrozenModelConfig
 
-HEARTBEAT_S = 2.0
 ABORTED = "Cancelled: rollout aborted"
 """An env server's answer for rollouts that it was asked to abort, or that end with it."""
 ABORTED_S = 15.0

@@ -75,13 +75,13 @@ def test_the_page_names_the_servers_that_are_down_and_why() -> None:
 
 
 class Timed(RunLog):
-    """Outside a workflow: nothing that is waited for happens before `within` looks the last time,
-    but what it does itself.
+    """A log outside a workflow, whose waits take no time: each is counted, calls `happens` with its
+    number, and then looks for what is waited for.
     """
 
-    def __init__(self, state: RunState, within: Callable[[int], None]) -> None:
+    def __init__(self, state: RunState, happens: Callable[[int], None]) -> None:
         super().__init__("run-1", config(), state)
-        self.looks, self._look = 0, within
+        self.looks, self._happens = 0, happens
 
     async def _within(
         self,
@@ -91,7 +91,7 @@ class Timed(RunLog):
         stoppable: bool,
     ) -> bool:
         self.looks += 1
-        self._look(self.looks)
+        self._happens(self.looks)
         return predicate()
 
     def _name_wait(self, before: Waiting | None, name: str, at_most: timedelta) -> Waiting:
@@ -102,9 +102,9 @@ class Timed(RunLog):
         """Nobody looks."""
 
 
-def stalling(within: Callable[[int], None] = lambda look: None) -> tuple[Timed, list[int]]:
+def stalling(happens: Callable[[int], None] = lambda look: None) -> tuple[Timed, list[int]]:
     """A run that waits, and the progress that it sees."""
-    return Timed(at("running"), within), [0]
+    return Timed(at("running"), happens), [0]
 
 
 async def wait(log: Timed, progress: list[int], looks: int) -> None:
