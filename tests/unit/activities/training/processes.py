@@ -14,7 +14,7 @@ from temporalio.exceptions import ApplicationError
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.training import TrainerTarget
-from ratchet.activities.training.client import TrainerClient
+from ratchet.activities.training.client import TrainerClient, TrainerGone
 from tests import ROOT
 
 
@@ -71,6 +71,18 @@ class Process:
         assert caught.value.type == names.TRAINER_LOST
 
 
+async def until_it_answers(client: TrainerClient, timeout_s: float = 60) -> None:
+    """Waits until a trainer process takes requests: its socket is a file before it listens there.
+    Raises TimeoutError.
+    """
+    async with asyncio.timeout(timeout_s):
+        while True:
+            with contextlib.suppress(TrainerGone):
+                await client.ping(timeout_s)
+                return
+            await asyncio.sleep(0.05)
+
+
 @contextlib.asynccontextmanager
 async def trainer_process(folder: Path, epoch: int = 1) -> AsyncIterator[Process]:
     """A process that listens on a socket in `folder` and is gone afterwards."""
@@ -85,9 +97,7 @@ async def trainer_process(folder: Path, epoch: int = 1) -> AsyncIterator[Process
         )
     process = Process(handle, socket, epoch)
     try:
-        async with asyncio.timeout(60):
-            while not socket.exists():
-                await asyncio.sleep(0.05)
+        await until_it_answers(process.client)
         yield process
     finally:
         await process.kill()

@@ -21,6 +21,7 @@ from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import config_document
 from tests import ROOT
 from tests.unit.activities.training.conftest import make_batch
+from tests.unit.activities.training.processes import until_it_answers
 
 CONFIG = config_document(
     RunConfig.model_validate(
@@ -54,9 +55,7 @@ async def trainer(folder: Path, *flags: str) -> AsyncIterator[TrainerClient]:
     )
     client = TrainerClient(f"unix://{socket}")
     try:
-        async with asyncio.timeout(120):
-            while not socket.exists():
-                await asyncio.sleep(0.05)
+        await until_it_answers(client, timeout_s=120)
         yield client
         await client.shutdown()
         await asyncio.wait_for(process.wait(), 30)

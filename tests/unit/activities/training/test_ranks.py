@@ -59,6 +59,7 @@ from ratchet.activities.training.trainer import Trainer
 from ratchet.configs.trainer import DefaultLossConfig, TrainerConfig
 from tests.scoring import rescore
 from tests.unit.activities.training.conftest import make_batch
+from tests.unit.activities.training.processes import until_it_answers
 from tests.unit.activities.training.rank_processes import Launched, ranks_of, with_ranks
 from tests.unit.activities.training.test_activities import RUN, context, run
 from tests.unit.activities.training.test_check import config as check_config
@@ -277,9 +278,8 @@ async def test_what_fails_on_one_rank_alone_ends_the_trainer(tmp_path: Path, oth
         for rank, server in enumerate((first, second))
     ]
     client = TrainerClient(f"unix://{socket}")
-    async with asyncio.timeout(10):
-        while not (socket.exists() and rank_socket(socket, 1).exists()):
-            await asyncio.sleep(0.01)
+    for rank in (1, 0):
+        await until_it_answers(TrainerClient(f"unix://{rank_socket(socket, rank)}"), timeout_s=10)
     assert await client.ping() == 3
     if others == "alone":
         with pytest.raises(TrainerFailed, match="another shape") as caught:
