@@ -9,6 +9,9 @@ Kind = Literal["train", "eval"]
 
 LOST = "Lost"
 """Error type of a rollout that was cancelled before it ended."""
+POLICY_AGENT = "policy"
+"""The agent of rollouts in which only the policy plays."""
+
 ABANDONED = "Abandoned"
 """Error type of a rollout that was given up, as after the loss of one server after another."""
 

@@ -28,7 +28,7 @@ from ratchet.activities.envs import loading
 from ratchet.activities.runtime.lag import LoopLag
 
 if TYPE_CHECKING:
-    from verifiers.v1.serve import EnvServer
+    from ratchet.activities.envs.playing import RolloutServer
 
 LAG_AT_FIRST_S = 1.0
 """A run that is over soon has a sample, too."""
@@ -81,7 +81,7 @@ async def _measure(file: Path) -> None:
         rest = LAG_EVERY_S
 
 
-async def _serve(server: "EnvServer", lag: str | None) -> None:
+async def _serve(server: "RolloutServer", lag: str | None) -> None:
     measuring = asyncio.create_task(_measure(Path(lag))) if lag else None
     await server.run()
     if measuring is not None:
@@ -110,13 +110,13 @@ def main() -> None:
     own = loading.own_modules(input["id"], input.get("path"))
     level = input.get("log_level", "info")
     set_up_logs(own, level)
-    from verifiers.v1.serve import EnvServer
+    from ratchet.activities.envs.playing import RolloutServer
 
     try:
         args = loading.with_variables(input["args"], secrets)
         set_up_logs(own, level, secrets)
         config = loading.server_config(input["id"], args, input["timeout_s"])
-        server = EnvServer(config, address=options.address)
+        server = RolloutServer(config, address=options.address)
     except Exception as error:
         # The environment is the user's code: its errors are for the user to read.
         logging.getLogger(__name__).debug("environment does not load", exc_info=True)

@@ -36,15 +36,9 @@ from ratchet.activities.contracts.rollouts import (
     ShipBatchInput,
 )
 from ratchet.activities.contracts.training import label_of
-from ratchet.activities.rollouts import (
-    chat,
-    evaluations,
-    failures,
-    frozen,
-    groups,
-    samples,
-    shipping,
-)
+from ratchet.activities.envs import failures, samples
+from ratchet.activities.envs.client import ABORTED
+from ratchet.activities.rollouts import chat, evaluations, frozen, groups, shipping
 from ratchet.activities.rollouts.clock import EngineClock
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.gauges import RunGauges
@@ -66,8 +60,6 @@ from ratchet.configs.env import TrainEnvConfig
 from ratchet.configs.filters import FilterConfig
 from ratchet.configs.reference import FrozenModelConfig
 
-ABORTED = "Cancelled: rollout aborted"
-"""An env server's answer for rollouts that it was asked to abort, or that end with it."""
 ABORTED_S = 15.0
 """A server that is ending has ended within this time: its keeper allows less."""
 SCORING_THREADS = 64
@@ -247,9 +239,7 @@ class RolloutActivities:
             raise final(names.ENGINE_LOST, message)
 
     async def _request(self, input: RunRolloutsInput, task: dict[str, Any]) -> dict[str, Any]:
-        """Keyword arguments of the env client's `run`, the same for each rollout of a group."""
-        import verifiers.v1 as vf
-
+        """A request of the env client, the same for each rollout of a group."""
         config = self.ctx.config(input.run_id)
         work, engine = input.work, input.engine
         sampling = config.sampling(work.env, work.kind)
@@ -258,23 +248,17 @@ class RolloutActivities:
             return frozen.request(played_by, sampling, task)
         if config.asks_by_chat(work.kind):
             return chat.request(engine, sampling, config.model.renderer_options, task)
-        client = vf.TrainClientConfig.model_validate(
-            {
-                "base_url": f"{engine.url.rstrip('/')}/v1",
-                "api_key_var": "RATCHET_ENGINE_KEY",
-                "renderer": await self.policies.renderer(input.run_id),
-                "renderer_model_name": await self.policies.tokenizer(input.run_id),
-            }
-        )
+        client = {
+            "type": "train",
+            "base_url": f"{engine.url.rstrip('/')}/v1",
+            "api_key_var": "RATCHET_ENGINE_KEY",
+            "renderer": await self.policies.renderer(input.run_id),
+            "renderer_model_name": await self.policies.tokenizer(input.run_id),
+        }
         # The salt keeps cached keys and values of one version from serving another.
         salt = {"cache_salt": str(engine.version)}
-        wanted = vf.SamplingConfig.model_validate(sampling.request() | salt)
-        return {
-            "client": client,
-            "model": engine.model,
-            "sampling": wanted,
-            "task_data": task,
-        }
+        wanted = sampling.request() | salt
+        return {"client": client, "model": engine.model, "sampling": wanted, "task_data": task}
 
     async def _one(
         self,
@@ -288,12 +272,18 @@ class RolloutActivities:
         config = self.ctx.config(input.run_id)
         played_by = config.sampler(work.env, work.kind)
         limit = config.env(work.env, work.kind).timeout_s
-        before = await self._label(input)
+        if played_by is None:
+            before, lay_out = await self._label(input), None
+            label = label_of(input.engine.model)
+            reading = samples.Reading(before is not None, label, config.trainer.seq_len)
+        else:
+            before, lay_out = None, await self._lay_out(input.run_id)
+            reading = samples.Reading()
         try:
             async with self._executing(input.engine.url, played_by, limit) as url:
                 if url:
                     request = frozen.at(request, url)
-                episode = await connection.client.run(**request)
+                rollout = await connection.client.play(request, reading, lay_out)
         except TimeoutError:
             text = failures.out_of_time(work.kind, work.env, limit)
             rollout = samples.failed("Timeout", text)
@@ -303,9 +293,10 @@ class RolloutActivities:
                 await self._require_alive(connection)
             rollout = samples.failed("EnvServer", str(error))
         else:
-            after = await self._label(input)
-            served = samples.Served(before, after) if before and after else None
-            rollout = await self._read(input, episode, served)
+            if before is not None:
+                after = await self._label(input)
+                assert after is not None, "an engine's label is there before and after"
+                rollout = samples.served_by(rollout, samples.Served(before, after))
         if played_by is not None and rollout.error is not None:
             if rollout.provider:
                 self._seats.fail(url)
@@ -323,7 +314,9 @@ class RolloutActivities:
             "kind": work.kind,
             "env": work.env,
             "example": work.example,
-            "temperature": (frozen.TEMPERATURE if played_by else request["sampling"].temperature),
+            "temperature": (
+                frozen.TEMPERATURE if played_by else request["sampling"]["temperature"]
+            ),
             "version": -1 if played_by else input.engine.version,
             "engine": {"index": input.engine.index, "epoch": input.engine.epoch},
             **samples.to_document(rollout),
@@ -383,19 +376,12 @@ class RolloutActivities:
             text = f"it does not say which weights it has: {type(error).__name__}: {error}"
             raise _EngineTrouble(text) from error
 
-    async def _read(
-        self, input: RunRolloutsInput, episode: Any, served: samples.Served | None
-    ) -> samples.Rollout:
-        """The rollout of an episode; a frozen model's text is rendered in the policy's tokens."""
-        config = self.ctx.config(input.run_id)
-        if config.sampler(input.work.env, input.work.kind) is None:
-            label = label_of(input.engine.model)
-            longest = config.trainer.seq_len
-            return samples.from_episode(episode, served=served, label=label, seq_len=longest)
+    async def _lay_out(self, run_id: str) -> Callable[[Any], list[samples.RolloutSample]]:
+        """A function that renders a frozen model's text in the policy's tokens."""
         layout = await self._layouts.layout(
-            await self.policies.tokenizer(input.run_id), await self.policies.renderer(input.run_id)
+            await self.policies.tokenizer(run_id), await self.policies.renderer(run_id)
         )
-        return await asyncio.to_thread(samples.from_episode, episode, layout.samples)
+        return layout.samples
 
     def _commit(self, run_id: str, document: dict[str, Any], attempt: str) -> dict[str, Any]:
         """Commits a rollout and returns the committed document, which may be another attempt's."""

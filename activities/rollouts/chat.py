@@ -26,18 +26,18 @@ def request(
     options: dict[str, Any],
     task: dict[str, Any],
 ) -> dict[str, Any]:
-    """Keyword arguments of the env client's `run`; `options` are the chat template's own."""
-    import verifiers.v1 as vf
-
+    """A request of the env client; `options` are the chat template's own."""
     # The salt keeps cached keys and values of one version from serving another.
     extra = {"cache_salt": str(engine.version), "return_token_ids": True, "logprobs": True}
     template = {"chat_template_kwargs": options} if options else {}
     return {
-        "client": vf.EvalClientConfig.model_validate(
-            {"base_url": f"{engine.url.rstrip('/')}/v1", "api_key_var": "RATCHET_ENGINE_KEY"}
-        ),
+        "client": {
+            "type": "eval",
+            "base_url": f"{engine.url.rstrip('/')}/v1",
+            "api_key_var": "RATCHET_ENGINE_KEY",
+        },
         "model": engine.model,
-        "sampling": vf.SamplingConfig.model_validate(sampling.request() | extra | template),
+        "sampling": sampling.request() | extra | template,
         "task_data": task,
     }
 

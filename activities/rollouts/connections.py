@@ -8,12 +8,9 @@ when it has not answered for `SILENCE_S`. A lost connection is never used again.
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
+from ratchet.activities.envs.client import EnvClient
 from ratchet.activities.envs.probe import probe
-
-if TYPE_CHECKING:
-    from verifiers.v1.serve import EnvClient
 
 WATCH_S = 2.0
 SILENCE_S = 30.0
@@ -25,7 +22,7 @@ IDLE_S = 10.0
 class EnvConnection:
     """A client of one env server, and whether that server is still there."""
 
-    def __init__(self, address: str, client: "EnvClient") -> None:
+    def __init__(self, address: str, client: EnvClient) -> None:
         self.address = address
         self.client = client
         self.users = 0
@@ -74,8 +71,6 @@ class EnvConnections:
     @asynccontextmanager
     async def use(self, address: str) -> AsyncIterator[EnvConnection]:
         """A watched connection for the time of the block."""
-        from verifiers.v1.serve import EnvClient
-
         connection = self._open.get(address)
         if connection is None or connection.lost.is_set():
             connection = self._open[address] = EnvConnection(address, EnvClient(address))

@@ -6,7 +6,8 @@ Invariant: the first record that is committed is the one that every later attemp
 from typing import Any
 
 from ratchet.activities.contracts.rollouts import LOST, EvalResult, FinalizeEvalInput
-from ratchet.activities.rollouts import failures, groups, shipping
+from ratchet.activities.envs import failures
+from ratchet.activities.rollouts import groups, shipping
 from ratchet.activities.scoring import evals
 from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.store import ArtifactStore

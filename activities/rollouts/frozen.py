@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ratchet.activities.envs.rendering import load_tokenizer, make_renderer
-from ratchet.activities.rollouts.samples import RolloutSample, UnusableTrace
+from ratchet.activities.envs.samples import RolloutSample, UnusableTrace
 from ratchet.activities.scoring.algorithms.base import CreditError
 from ratchet.activities.scoring.references import Balance, ReferenceLost, without_keys
 from ratchet.configs.env import SamplingConfig
@@ -87,26 +87,25 @@ class Turn:
 def request(
     frozen: FrozenModelConfig, sampling: SamplingConfig, task: dict[str, Any]
 ) -> dict[str, Any]:
-    """Keyword arguments of the env client's `run`. The env server reads the key, by its name."""
-    import verifiers.v1 as vf
-
+    """A request of the env client. The env server reads the key, by its name."""
     client = {
+        "type": "eval",
         "base_url": frozen.base_url,
         "api_key_var": frozen.api_key_var,
         "headers_from_env": frozen.headers_from_env,
         "timeout": {"connect": frozen.connect_timeout_s, "read": frozen.timeout_s},
     }
     return {
-        "client": vf.EvalClientConfig.model_validate(client),
+        "client": client,
         "model": frozen.name,
-        "sampling": vf.SamplingConfig.model_validate(sampling.request()),
+        "sampling": sampling.request(),
         "task_data": task,
     }
 
 
 def at(request: dict[str, Any], url: str) -> dict[str, Any]:
     """A request of `request` for the model at one of its URLs."""
-    return {**request, "client": request["client"].model_copy(update={"base_url": url})}
+    return {**request, "client": {**request["client"], "base_url": url}}
 
 
 def shown(frozen: FrozenModelConfig, error: dict[str, str]) -> dict[str, str]:

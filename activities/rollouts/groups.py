@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import ABANDONED, LOST, GroupResult, GroupWork
-from ratchet.activities.rollouts.failures import by_type, commonest
-from ratchet.activities.rollouts.samples import version_of
+from ratchet.activities.envs.failures import by_type, commonest
+from ratchet.activities.envs.samples import version_of
 from ratchet.activities.scoring import algorithms
 from ratchet.activities.scoring.batches import BatchGroup, BatchRollout, tally_of
 from ratchet.activities.scoring.evals import EvalRollout

@@ -29,22 +29,15 @@ from renderers.client import generate
 from verifiers.v1.clients.train import response_from_generate, serialize_completion
 from verifiers.v1.episode import WireEpisode
 from verifiers.v1.graph import prepare_turn
-from verifiers.v1.serve.delta import (
-    DeltaStreamer,
-    EpisodeAssembly,
-    TraceSummary,
-    dump,
-    pack,
-    unpack,
-)
 from verifiers.v1.trace import ModelCall, Reward, WireTrace
 from verifiers.v1.types import UserMessage
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import GroupWork, ShipBatchInput
+from ratchet.activities.envs import client, playing
+from ratchet.activities.envs.samples import Reading, Rollout, from_episode, to_document
 from ratchet.activities.envs.shipped import ratchet_compat
 from ratchet.activities.rollouts import groups, shipping
-from ratchet.activities.rollouts.samples import Rollout, from_episode, to_document
 from ratchet.activities.scoring import filters
 from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.batch import decode_batch
@@ -143,25 +136,11 @@ async def _received(turn: Turn) -> WireTrace:
     return trace
 
 
-def _sent(trace: WireTrace) -> tuple[list[bytes], bytes]:
-    """What the env server sends of a trace: deltas, and the end of the reply."""
-    streamer = DeltaStreamer(lambda: [trace], lambda delta: asyncio.sleep(0))
-    deltas = [pack(delta) for _, delta, _ in streamer.diff()]
+def _read(trace: WireTrace) -> Rollout:
+    """The rollout that the env server makes of a trace."""
     episode = WireEpisode.model_validate({"task": TASK, "ok": True})
-    summary = TraceSummary(id=trace.id, nodes=len(trace.nodes), calls=len(trace.calls))
-    head = dump(episode, exclude={"traces"})
-    return deltas, pack({"head": head, "traces": [summary.model_dump()]})
-
-
-def _episode(sent: tuple[list[bytes], bytes]) -> Any:
-    """The episode that a rollout worker makes of it."""
-    deltas, end = sent
-    assembly = EpisodeAssembly()
-    for delta in deltas:
-        assembly.apply(unpack(delta))
-    last = unpack(end)
-    summaries = [TraceSummary.model_validate(one) for one in last["traces"]]
-    return WireEpisode.model_validate(assembly.finish(last["head"], summaries))
+    episode.traces.append(trace)
+    return from_episode(episode, Reading())
 
 
 def _document(rollout: Rollout, group: str, index: int) -> dict[str, Any]:
@@ -200,9 +179,11 @@ def measure(tokens: int, length: int, size: int, store: ArtifactStore) -> dict[s
         return [await _received(turn) for turn in made]
 
     traces = legs.time("env_receives_reply_s", lambda: asyncio.run(receive()))
-    sent = legs.time("env_sends_trace_s", lambda: [_sent(trace) for trace in traces])
-    episodes = legs.time("worker_receives_trace_s", lambda: [_episode(one) for one in sent])
-    rollouts = legs.time("worker_samples_s", lambda: [from_episode(one) for one in episodes])
+    read = legs.time("env_samples_s", lambda: [_read(trace) for trace in traces])
+    sent = legs.time("env_sends_samples_s", lambda: [playing.reply_of(one) for one in read])
+    rollouts = legs.time(
+        "worker_receives_samples_s", lambda: [client.rollout_of(one) for one in sent]
+    )
     failed = [rollout.error for rollout in rollouts if rollout.error is not None]
     assert not failed, failed[0]
     places = [(f"train/{number // size}", number % size) for number in range(len(rollouts))]

@@ -66,14 +66,15 @@ async def replies(
             }
         )
     )
-    by_chat = EvalClient(asked["client"])
+    by_chat = EvalClient(vf.EvalClientConfig.model_validate(asked["client"]))
+    sampling = vf.SamplingConfig.model_validate(asked["sampling"])
     wanted = vf.SamplingConfig.model_validate(GREEDY.request() | {"cache_salt": "0"})
     dialect, found = ChatDialect(), []
     for question in QUESTIONS:
         body = {"model": model, "messages": [{"role": "user", "content": question}]}
         one = await by_tokens.get_response(dialect, body, wanted)
-        body = dialect.apply_overrides(body, model, asked["sampling"])
-        other = await by_chat.get_response(dialect, body, asked["sampling"])
+        body = dialect.apply_overrides(body, model, sampling)
+        other = await by_chat.get_response(dialect, body, sampling)
         assert one.tokens is not None and other.tokens is not None
         assert other.tokens.completion_ids and len(other.tokens.completion_logprobs) == len(
             other.tokens.completion_ids

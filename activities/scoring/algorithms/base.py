@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, cast
 
+from ratchet.activities.contracts.rollouts import POLICY_AGENT
+
 TOOL_TOKENS = "total_tool_response_tokens"
-POLICY_AGENT = "policy"
-"""The agent of rollouts in which only the policy plays."""
 
 Advantage = float | Sequence[float]
 """One number for a whole rollout, or one per token that its policy sampled."""

@@ -53,7 +53,7 @@ async def test_start_answer_kill(tmp_path: Path) -> None:
                 assert process.poll() is None
                 await asyncio.sleep(0.2)
         async with EnvConnections().use(spec.address) as connection:
-            assert await connection.client.health(timeout=30)
+            assert await probe(spec.address, 30) == "up"
             assert spec.lag is not None
             async with asyncio.timeout(60):
                 while not spec.lag.exists():

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -18,16 +17,17 @@ from temporalio.testing import ActivityEnvironment
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork, Kind, RunRolloutsInput
+from ratchet.activities.envs.client import ABORTED
+from ratchet.activities.envs.samples import Rollout, failed
 from ratchet.activities.rollouts import activities as rooms_module
 from ratchet.activities.rollouts import patience
-from ratchet.activities.rollouts.activities import ABORTED, RolloutActivities
+from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.rollouts.connections import EnvConnection, EnvConnections
 from ratchet.activities.rollouts.tasks import TaskLibrary
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.configs.load import validate
-from tests.unit.activities.rollouts.test_samples import _episode
 
 SIZE = 2
 
@@ -43,13 +43,13 @@ class Env:
     def __init__(self, *, slow: int = 0, refusal: str = "") -> None:
         self.played, self.slow, self.refusal = 0, slow, refusal
 
-    async def run(self, **request: Any) -> Any:
+    async def play(self, *request: Any) -> Rollout:
         self.played += 1
         if self.played <= self.slow:
             await asyncio.Event().wait()
         if self.refusal:
             raise RuntimeError(self.refusal)
-        return _episode([], ok=False, errors=[{"type": "HarnessError", "message": "no"}])
+        return failed("HarnessError", "no")
 
 
 class _Connections(EnvConnections):
@@ -74,7 +74,7 @@ class Rooms(RolloutActivities):
         self.beats = 0
 
     async def _request(self, given: RunRolloutsInput, task: dict[str, Any]) -> dict[str, Any]:
-        return {"sampling": SimpleNamespace(temperature=1.0)}
+        return {"sampling": {"temperature": 1.0}}
 
     def start(self, finalize_from: int | None = None) -> asyncio.Task[Any]:
         """One attempt at the group."""
@@ -220,7 +220,7 @@ async def test_what_an_env_server_refuses_is_a_rollout(
 class SlowEnv(Env):
     """An env server whose rollouts reach their time limit."""
 
-    async def run(self, **request: Any) -> Any:
+    async def play(self, *request: Any) -> Rollout:
         raise TimeoutError
 
 

@@ -9,10 +9,11 @@ from temporalio.testing import ActivityEnvironment
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import FinalizeGroupInput, GroupResult, GroupWork
+from ratchet.activities.envs.samples import Rollout, failed
 from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.store import StoreUnavailable
+from tests.unit.activities.envs.test_samples import _episode, _node, read
 from tests.unit.activities.rollouts.test_commits import SIZE, Env, Rooms
-from tests.unit.activities.rollouts.test_samples import _episode, _node
 
 WORK = GroupWork("train/0", "train", "reverse-text", 0, SIZE)
 GROUP, ROLLOUTS = keys.group("r", WORK.group), keys.rollouts("r", WORK.group)
@@ -23,14 +24,14 @@ class Player(Env):
 
     broken = False
 
-    async def run(self, **request: Any) -> Any:
+    async def play(self, *request: Any) -> Rollout:
         self.played += 1
         if self.broken and self.played == 1:
-            return _episode([], ok=False, errors=[{"type": "HarnessError", "message": "no"}])
+            return failed("HarnessError", "no")
         nodes = [_node(None, [1, 2, 3]), _node(0, [4, 5, 6], 2)]
         rewards = {"r": {"score": self.played / 3, "weight": 1.0}}
         info = {"weight_versions": [[{"version": "3.1a", "start": 0, "end": 2}]]}
-        return _episode(nodes, rewards=rewards, info=info)
+        return read(_episode(nodes, rewards=rewards, info=info))
 
 
 class Reader:

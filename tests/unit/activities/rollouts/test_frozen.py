@@ -15,11 +15,17 @@ from temporalio.testing import ActivityEnvironment
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork, RunRolloutsInput
 from ratchet.activities.envs.rendering import renderer_config
+from ratchet.activities.envs.samples import (
+    Reading,
+    Rollout,
+    RolloutSample,
+    from_episode,
+    to_document,
+)
 from ratchet.activities.envs.shipped.ratchet_chatml import ChatMLRenderer
 from ratchet.activities.rollouts import frozen, groups
 from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.rollouts.frozen import Layout, Turn, lay_out
-from ratchet.activities.rollouts.samples import RolloutSample, from_episode, to_document
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.scoring.algorithms.base import CreditError
 from ratchet.activities.scoring.references import ReferenceLost
@@ -28,7 +34,7 @@ from ratchet.activities.training.tokenizer import IM_END, build_tokenizer, vocab
 from ratchet.configs.env import SamplingConfig
 from ratchet.configs.load import validate
 from ratchet.configs.reference import FrozenModelConfig
-from tests.unit.activities.rollouts.test_samples import _episode
+from tests.unit.activities.envs.test_samples import _episode
 
 TOKENIZER = build_tokenizer(256)
 RENDERER = ChatMLRenderer(TOKENIZER)
@@ -48,7 +54,7 @@ def _text(sample: RolloutSample, on: bool = True) -> str:
 
 def test_a_reply_trains_through_its_end() -> None:
     rollout = from_episode(
-        _episode([_node(None, "abc"), _node(0, "cba", True)]), Layout(RENDERER).samples
+        _episode([_node(None, "abc"), _node(0, "cba", True)]), Reading(), Layout(RENDERER).samples
     )
     (sample,) = rollout.samples
     assert _text(sample) == f"cba{IM_END}"
@@ -62,7 +68,7 @@ def test_a_reply_trains_through_its_end() -> None:
 def test_a_reply_that_was_cut_off_has_no_end_to_learn() -> None:
     nodes = [_node(None, "abc"), _node(0, "cb", True)]
     calls = [{"node": 1, "finish_reason": "length"}]
-    rollout = from_episode(_episode(nodes, calls=calls), Layout(RENDERER).samples)
+    rollout = from_episode(_episode(nodes, calls=calls), Reading(), Layout(RENDERER).samples)
     (sample,) = rollout.samples
     assert _text(sample) == "cb" and sample.token_ids[-1] != vocabulary()[IM_END]
 
@@ -98,7 +104,7 @@ def test_a_shared_reply_trains_in_its_first_branch_only() -> None:
         _node(1, "e"),
         _node(4, "f", True),
     ]
-    rollout = from_episode(_episode(nodes), Layout(RENDERER).samples)
+    rollout = from_episode(_episode(nodes), Reading(), Layout(RENDERER).samples)
     assert [_text(sample) for sample in rollout.samples] == [f"b{IM_END}d{IM_END}", f"f{IM_END}"]
 
 
@@ -117,21 +123,21 @@ class Forgetful:
 
 def test_a_prompt_that_does_not_extend_begins_another_sample() -> None:
     nodes = [_node(None, "a"), _node(0, "b", True), _node(1, "c"), _node(2, "d", True)]
-    rollout = from_episode(_episode(nodes), Layout(Forgetful()).samples)
+    rollout = from_episode(_episode(nodes), Reading(), Layout(Forgetful()).samples)
     assert [_text(sample) for sample in rollout.samples] == [f"b{IM_END}", f"d{IM_END}"]
 
 
 def test_what_cannot_be_laid_out_is_an_error() -> None:
     nodes = [_node(None, "a"), _node(0, "b", True)]
     nodes[0]["message"]["content"] = [{"type": "text", "text": "a"}]
-    rollout = from_episode(_episode(nodes), Layout(RENDERER).samples)
+    rollout = from_episode(_episode(nodes), Reading(), Layout(RENDERER).samples)
     assert rollout.error is not None and rollout.error["type"] == "UnusableTrace"
     assert "text messages only" in rollout.error["message"] and rollout.samples == []
 
 
 def test_a_group_of_a_frozen_model_is_as_young_as_can_be() -> None:
     episode = _episode([_node(None, "abc"), _node(0, "cba", True)])
-    rollout = from_episode(episode, Layout(RENDERER).samples)
+    rollout = from_episode(episode, Reading(), Layout(RENDERER).samples)
     document = {
         **to_document(rollout),
         "temperature": frozen.TEMPERATURE,
@@ -199,7 +205,7 @@ async def test_a_frozen_model_plays_where_the_fewest_do() -> None:
     async with seats.of(model) as first, seats.of(model) as second:
         assert first == second == "http://h:2/v1"
     asked = frozen.at(frozen.request(model, SamplingConfig(), {"idx": 0}), second)
-    assert asked["client"].base_url == "http://h:2/v1" and asked["model"] == "big"
+    assert asked["client"]["base_url"] == "http://h:2/v1" and asked["model"] == "big"
 
 
 async def test_each_renderer_has_its_layout(tmp_path: Path) -> None:
@@ -223,11 +229,11 @@ def test_the_frozen_endpoint_is_asked_without_salt(monkeypatch: pytest.MonkeyPat
     sampling = SamplingConfig(temperature=0.5, max_tokens=9)
     monkeypatch.setenv("BIG_KEY", "sk-secret")
     asked = frozen.request(model, sampling, {"idx": 0})
-    assert (asked["client"].type, asked["client"].base_url) == ("eval", "http://h:1/v1")
-    assert (asked["client"].timeout.connect, asked["client"].timeout.read) == (30, 60)
-    assert asked["client"].headers_from_env == {"X-Tenant": "TENANT_KEY"}
+    assert (asked["client"]["type"], asked["client"]["base_url"]) == ("eval", "http://h:1/v1")
+    assert asked["client"]["timeout"] == {"connect": 30, "read": 60}
+    assert asked["client"]["headers_from_env"] == {"X-Tenant": "TENANT_KEY"}
     assert asked["model"] == "big"
-    assert asked["sampling"].model_dump(exclude_none=True) == {"temperature": 0.5, "max_tokens": 9}
+    assert asked["sampling"] == {"temperature": 0.5, "max_tokens": 9}
     assert "sk-secret" not in repr(asked)
 
 
@@ -242,12 +248,12 @@ class Client:
         self._error = error
         self.busy = self.most = 0
 
-    async def run(self, **request: Any) -> Any:
+    async def play(self, *request: Any) -> Rollout:
         self.busy += 1
         self.most = max(self.most, self.busy)
         await asyncio.sleep(self._takes_s)
         self.busy -= 1
-        return _episode([], ok=False, errors=[self._error])
+        return from_episode(_episode([], ok=False, errors=[self._error]), Reading())
 
 
 async def _play(tmp_path: Path, client: Client, count: int) -> list[Any]:

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.activities.rollouts.samples import from_episode, to_document
+from ratchet.activities.envs.samples import Reading, from_episode, to_document
 from ratchet.activities.scoring.algorithms import CreditError, Echo, before_filters, build, view
 from ratchet.activities.training.loss import LossInputs, MemberCounts, rl_terms, total_loss
 from ratchet.configs.algorithm import EchoConfig
 from ratchet.configs.trainer import DefaultLossConfig
-from tests.unit.activities.rollouts.test_samples import _episode, _node
+from tests.unit.activities.envs.test_samples import _episode, _node
 from tests.unit.activities.training.test_loss import ADVANTAGES, ENGINE, TRAINER, f64
 
 
@@ -42,7 +42,7 @@ TALK = [
 
 
 def rollout(nodes: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
-    return to_document(from_episode(_episode(nodes, **changes)))
+    return to_document(from_episode(_episode(nodes, **changes), Reading()))
 
 
 def test_observations_are_what_the_env_said_after_the_first_reply() -> None:

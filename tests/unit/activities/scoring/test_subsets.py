@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from verifiers.v1.episode import WireEpisode
 
+from ratchet.activities.envs.samples import Reading, from_episode, to_document
 from ratchet.activities.rollouts import groups as documents
-from ratchet.activities.rollouts.samples import from_episode, to_document
 from ratchet.activities.scoring import batches, subsets
 from ratchet.activities.scoring.batches import BatchGroup, BatchRollout
 from ratchet.activities.scoring.filters import Verdict
@@ -170,7 +170,7 @@ def test_a_rollout_ends_with_its_last_phase() -> None:
     }
     trace = {"task": task, "agent": {"config": {}}, "timing": timing}
     episode = WireEpisode.model_validate({"task": task, "traces": [trace]})
-    record = to_document(from_episode(episode))
+    record = to_document(from_episode(episode, Reading()))
     assert (record["timing"]["start"], record["timing"]["end"]) == (10.0, 15.5)
     assert documents._timing(record) == {
         "setup": 0.0,

@@ -12,8 +12,8 @@ import pytest
 
 from docs.step_metrics import undescribed
 from ratchet.activities.contracts.rollouts import Gauges, GroupWork
+from ratchet.activities.envs.samples import Rollout, RolloutSample, failed, to_document
 from ratchet.activities.rollouts import groups
-from ratchet.activities.rollouts.samples import Rollout, RolloutSample, failed, to_document
 from ratchet.activities.scoring import batches, subsets
 from ratchet.activities.scoring.filters import Verdict
 from ratchet.activities.storage import documents, keys

@@ -7,14 +7,14 @@ that holds it. Each sampled token that may train carries the policy version that
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, takewhile
 from typing import TYPE_CHECKING, Any
 
 from ratchet.activities.contracts.redact import LONGEST, redacted_all
-from ratchet.activities.rollouts import failures
-from ratchet.activities.rollouts.failures import frames_of, is_theirs
-from ratchet.activities.scoring.algorithms.base import POLICY_AGENT
+from ratchet.activities.contracts.rollouts import POLICY_AGENT
+from ratchet.activities.envs import failures
+from ratchet.activities.envs.failures import frames_of, is_theirs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,10 +36,21 @@ class UnusableTrace(Exception):
 
 
 @dataclass(frozen=True)
-class Served:
-    """The engine's weight labels before and after a rollout of chat completions, for which it
-    reports no versions. Nothing of it trains, so it may lack token ids and log-probabilities.
+class Reading:
+    """What decides how an episode is read. `chat`: chat completions, for which the engine reports
+    no versions; nothing of them trains, so they may lack token ids and log-probabilities. `label`:
+    what has all weights of its tokens, if its requests named that, whatever the engine reports.
+    `seq_len` is named where the policy's engine holds no more.
     """
+
+    chat: bool = False
+    label: str = ""
+    seq_len: int | None = None
+
+
+@dataclass(frozen=True)
+class Served:
+    """The engine's weight labels before and after a rollout of chat completions."""
 
     before: str
     after: str
@@ -49,13 +60,13 @@ class Served:
         """Whether it is unknown which weights sampled which tokens."""
         return self.before != self.after
 
-    def versions(self, sampled: int) -> tuple[list[int], set[str]]:
-        """Version of each of the tokens [sampled], -1 where unknown, and all labels.
-
-        Raises UnusableTrace for a label without a version.
+    @property
+    def version(self) -> int:
+        """Version of all sampled tokens, -1 if it is unknown; raises UnusableTrace for a label
+        without one.
         """
         before, _ = version_of(self.before), version_of(self.after)
-        return [-1 if self.mixed else before] * sampled, {self.before, self.after}
+        return -1 if self.mixed else before
 
 
 @dataclass(frozen=True)
@@ -188,23 +199,21 @@ def _observations(
 
 
 def trace_samples(
-    trace: "Trace[Any, Any, Any]",
-    prompts: list[dict[str, Any]],
-    served: Served | None = None,
-    label: str = "",
+    trace: "Trace[Any, Any, Any]", prompts: list[dict[str, Any]], reading: Reading
 ) -> tuple[list[RolloutSample], set[str]]:
-    """Samples of one trace, one a branch, and the weight labels of its sampled tokens: `label`, if
-    its requests named what has that, whatever the engine reports.
+    """Samples of one trace, one a branch, and the weight labels of its sampled tokens. Chats get
+    versions and labels from `served_by`.
 
     Adds to `prompts` those that samples begin with and that it lacks. Branches with nothing left to
     train are dropped. Raises UnusableTrace.
     """
-    spans = iter([None] * len(trace.nodes) if served or label else _spans(trace))
+    chat, label = reading.chat, reading.label
+    spans = iter([None] * len(trace.nodes) if chat or label else _spans(trace))
     by_node = {id(node): next(spans) for node in trace.nodes if node.sampled}
     trained: set[int] = set()
     held: set[int] = set()
     samples: list[RolloutSample] = []
-    labels: set[str] = served.versions(0)[1] if served else set()
+    labels: set[str] = set()
     for branch in trace.branches:
         if not branch.trainable:
             continue
@@ -214,7 +223,7 @@ def trace_samples(
         versions: list[int] = []
         for node in branch.nodes:
             fresh = node.sampled and id(node) not in trained
-            node_mask = _node_mask(node, fresh, strict=served is None)
+            node_mask = _node_mask(node, fresh, strict=not chat)
             count = sum(node_mask)
             result: list[int] = []
             if fresh:
@@ -222,7 +231,7 @@ def trace_samples(
                 spans_of = by_node[id(node)]
                 if label:
                     spans_of = [{"version": label, "start": 0, "end": count}]
-                known = served.versions(count) if served else _node_versions(count, spans_of)
+                known = ([-1] * count, set()) if chat else _node_versions(count, spans_of)
                 result, names = known
                 labels |= names
             ids += node.token_ids
@@ -358,21 +367,18 @@ def _error_of(episode: Any) -> tuple[dict[str, Any] | None, bool]:
 
 def from_episode(
     episode: Any,
+    reading: Reading,
     lay_out: "Callable[[Trace[Any, Any, Any]], list[RolloutSample]] | None" = None,
-    served: Served | None = None,
-    label: str = "",
-    seq_len: int | None = None,
 ) -> Rollout:
     """The rollout of a served episode, from the traces whose tokens train the policy.
 
     Its reward is the mean over those traces. `lay_out` makes the samples of a trace without tokens;
-    it raises UnusableTrace. With `served`, the rollout used chat completions; with `label`, its
-    requests named an adapter of that label. `seq_len` is named where its engine holds no more.
+    it raises UnusableTrace.
     """
     traces = [trace for trace in episode.traces if trace.agent.trainable]
     error, provider = _error_of(episode)
-    if error is not None and seq_len is not None:
-        error = failures.with_limit(error, seq_len)
+    if error is not None and reading.seq_len is not None:
+        error = failures.with_limit(error, reading.seq_len)
     samples: list[RolloutSample] = []
     labels: set[str] = set()
     prompts: list[dict[str, Any]] = []
@@ -381,9 +387,7 @@ def from_episode(
         try:
             for trace in traces:
                 own, names = (
-                    (lay_out(trace), set())
-                    if lay_out
-                    else trace_samples(trace, prompts, served, label)
+                    (lay_out(trace), set()) if lay_out else trace_samples(trace, prompts, reading)
                 )
                 samples += own
                 labels |= names
@@ -393,7 +397,7 @@ def from_episode(
         except UnusableTrace as unusable:
             samples, error = [], {"type": "UnusableTrace", "message": str(unusable)}
         else:
-            if not samples and served is None:
+            if not samples and not reading.chat:
                 error = {"type": "EmptyTrajectory", "message": "no sampled token came back"}
     rewards = [trace.reward for trace in traces]
     error = error or _bad_reward(traces)
@@ -416,10 +420,8 @@ def from_episode(
         "responded": any((message.content or "").strip() for message in replies),
         "timing": _timing(traces[0]) if traces else {},
     }
-    if served is not None:
-        record["mixed"] = served.mixed
-        if not samples:
-            record["sampled_tokens"] = sum(trace.num_output_tokens for trace in traces)
+    if reading.chat and not samples:
+        record["sampled_tokens"] = sum(trace.num_output_tokens for trace in traces)
     return Rollout(
         reward=sum(finite) / len(finite) if finite else 0.0,
         samples=samples,
@@ -429,6 +431,23 @@ def from_episode(
         provider=provider,
         status=_status_of(episode) if provider else None,
     )
+
+
+def served_by(rollout: Rollout, served: Served) -> Rollout:
+    """A rollout of chat completions with the versions and labels of the weights behind it."""
+    rollout = replace(rollout, record={**rollout.record, "mixed": served.mixed})
+    if rollout.error is not None and not rollout.samples:
+        return rollout
+    try:
+        version = served.version
+    except UnusableTrace as unusable:
+        error = {"type": "UnusableTrace", "message": str(unusable)}
+        return replace(rollout, samples=[], error=error)
+    samples = [
+        replace(sample, versions=[version if on else -1 for on in sample.loss_mask])
+        for sample in rollout.samples
+    ]
+    return replace(rollout, samples=samples, labels=sorted({served.before, served.after}))
 
 
 def failed(kind: str, message: str) -> Rollout:

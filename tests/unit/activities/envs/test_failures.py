@@ -17,12 +17,12 @@ from ratchet.activities.contracts.rollouts import (
     FinalizeGroupInput,
     GroupWork,
 )
+from ratchet.activities.envs.failures import by_type, commonest, frames_of, text_of
+from ratchet.activities.envs.samples import Reading, failed, from_episode, to_document
 from ratchet.activities.rollouts.activities import RolloutActivities
-from ratchet.activities.rollouts.failures import by_type, commonest, frames_of, text_of
-from ratchet.activities.rollouts.samples import failed, from_episode, to_document
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
-from tests.unit.activities.rollouts.test_samples import _document, _episode, _node
+from tests.unit.activities.envs.test_samples import _document, _episode, _node
 
 ENV = """
 import verifiers.v1 as vf
@@ -60,7 +60,7 @@ async def _scored(folder: Path, returns: str) -> dict[str, Any]:
             trace.record_error(error.with_traceback(error.__traceback__.tb_next))
     finally:
         del sys.modules["own_env"]
-    return to_document(from_episode(wire))
+    return to_document(from_episode(wire, Reading()))
 
 
 async def test_a_reward_function_that_throws_is_found_by_its_lines(tmp_path: Path) -> None:

@@ -7,15 +7,17 @@ from verifiers.v1.episode import WireEpisode
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import GroupWork
-from ratchet.activities.rollouts import groups
-from ratchet.activities.rollouts.samples import (
+from ratchet.activities.envs.samples import (
+    Reading,
     Rollout,
     Served,
     UnusableTrace,
     from_episode,
+    served_by,
     to_document,
     version_of,
 )
+from ratchet.activities.rollouts import groups
 
 LOGPROB = -0.123456789012345
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7}
@@ -61,6 +63,16 @@ def _episode(nodes: list[dict[str, Any]], **changes: Any) -> Any:
     return WireEpisode.model_validate({"task": task, "ok": trace["ok"], "traces": [trace]})
 
 
+def read(episode: Any, **reading: Any) -> Rollout:
+    """The rollout of an episode in which the policy was asked by token ids."""
+    return from_episode(episode, Reading(**reading))
+
+
+def chatted(episode: Any, before: str, after: str) -> Rollout:
+    """The rollout of an episode of chat completions, between two labels of the engine."""
+    return served_by(read(episode, chat=True), Served(before, after))
+
+
 def _spans(*calls: list[tuple[str, int, int]]) -> dict[str, Any]:
     named = [[dict(zip(("version", "start", "end"), s, strict=True)) for s in c] for c in calls]
     return {"weight_versions": named}
@@ -69,7 +81,7 @@ def _spans(*calls: list[tuple[str, int, int]]) -> dict[str, Any]:
 def test_linear_conversation_is_one_sample() -> None:
     nodes = [_node(None, [1, 2]), _node(0, [3, 4, 5], 2), _node(1, [6]), _node(2, [7, 8], 1)]
     info = _spans([("3.1", 0, 1), ("4.2", 1, 2)], [("4.2", 0, 1)])
-    rollout = from_episode(_episode(nodes, info=info))
+    rollout = read(_episode(nodes, info=info))
     (sample,) = rollout.samples
     assert sample.token_ids == [1, 2, 3, 4, 5, 6, 7, 8]
     assert sample.loss_mask == [False] * 3 + [True] * 2 + [False] * 2 + [True]
@@ -93,7 +105,7 @@ def test_shared_sampled_message_trains_once() -> None:
         _node(4, [7, 8], 2),
     ]
     info = _spans(*([("9.0", 0, count)] for count in (1, 1, 2)))
-    first, second = from_episode(_episode(nodes, info=info)).samples
+    first, second = read(_episode(nodes, info=info)).samples
     assert (first.token_ids, second.token_ids) == ([1, 2, 3, 4, 5], [1, 2, 3, 6, 7, 8])
     assert first.loss_mask == [False, False, True, False, True]
     assert second.loss_mask == [False, False, False, False, True, True]
@@ -103,7 +115,7 @@ def test_shared_sampled_message_trains_once() -> None:
 
 def test_branch_without_anything_fresh_is_dropped() -> None:
     nodes = [_node(None, [1]), _node(0, [2], 1), _node(1, [3]), _node(1, [4], content="y")]
-    (only,) = from_episode(_episode(nodes)).samples
+    (only,) = read(_episode(nodes)).samples
     assert only.token_ids == [1, 2, 3]
 
 
@@ -116,7 +128,7 @@ def test_branch_without_anything_fresh_is_dropped() -> None:
     ],
 )
 def test_versions_that_do_not_add_up_are_an_error(info: dict[str, Any]) -> None:
-    rollout = from_episode(_episode([_node(None, [1]), _node(0, [2, 3], 2)], info=info))
+    rollout = read(_episode([_node(None, [1]), _node(0, [2, 3], 2)], info=info))
     assert rollout.error is not None and rollout.error["type"] == "UnusableTrace"
     assert rollout.samples == []
 
@@ -124,7 +136,7 @@ def test_versions_that_do_not_add_up_are_an_error(info: dict[str, Any]) -> None:
 def test_missing_logprob_is_an_error() -> None:
     nodes = [_node(None, [1]), _node(0, [2, 3], 2)]
     nodes[1]["logprobs"] = [-1.0]
-    rollout = from_episode(_episode(nodes))
+    rollout = read(_episode(nodes))
     assert rollout.error is not None and "log-probability" in rollout.error["message"]
 
 
@@ -133,7 +145,7 @@ def test_missing_logprob_is_an_error() -> None:
 )
 def test_who_is_to_blame(status: int, provider: bool) -> None:
     errors = [{"type": "ProviderError", "message": "gone", "status_code": status}]
-    rollout = from_episode(_episode([], ok=False, errors=errors))
+    rollout = read(_episode([], ok=False, errors=errors))
     assert rollout.error == {"type": "ProviderError", "message": "gone"}
     assert rollout.provider is provider
     assert rollout.status == (status if provider else None)
@@ -149,7 +161,7 @@ def test_who_is_to_blame(status: int, provider: bool) -> None:
 def test_a_prompt_that_is_too_long_names_the_key(said: str) -> None:
     def ended_by(kind: str) -> str:
         errors = [{"type": kind, "message": said, "status_code": 400}]
-        error = from_episode(_episode([], ok=False, errors=errors), seq_len=256).error
+        error = read(_episode([], ok=False, errors=errors), seq_len=256).error
         assert error is not None
         return str(error["message"])
 
@@ -163,22 +175,21 @@ def test_a_prompt_that_is_too_long_names_the_key(said: str) -> None:
 
 def test_other_bad_ends() -> None:
     task = _episode([], ok=False, errors=[{"type": "TaskError", "message": "boom"}])
-    assert not from_episode(task).provider
-    late = from_episode(_episode([_node(None, [1]), _node(0, [2], 1)], is_timeout=True))
+    assert not read(task).provider
+    late = read(_episode([_node(None, [1]), _node(0, [2], 1)], is_timeout=True))
     assert late.error is not None and late.error["type"] == "Timeout"
     nan = {"r": {"score": float("nan"), "weight": 1.0}}
-    bad = from_episode(_episode([_node(None, [1]), _node(0, [2], 1)], rewards=nan))
+    bad = read(_episode([_node(None, [1]), _node(0, [2], 1)], rewards=nan))
     assert bad.error is not None and bad.error["type"] == "BadReward" and bad.reward == 0.0
-    empty = from_episode(_episode([]))
+    empty = read(_episode([]))
     assert empty.error is not None and empty.error["type"] == "EmptyTrajectory"
     cut = _episode([_node(None, [1]), _node(0, [2], 1)], calls=[{"node": 1}])
-    assert from_episode(cut).provider, "the engine aborted the request"
+    assert read(cut).provider, "the engine aborted the request"
 
 
 def test_a_chat_whose_weights_did_not_change_has_their_version() -> None:
     nodes = [_node(None, []), _node(0, [1, 2, 3], 2)]
-    served = Served("3.4a", "3.4a")
-    rollout = from_episode(_episode(nodes, info={}), served=served)
+    rollout = chatted(_episode(nodes, info={}), "3.4a", "3.4a")
     (sample,) = rollout.samples
     assert sample.versions == [-1, 3, 3] and sample.logprobs == [0.0, LOGPROB, LOGPROB - 1]
     document = to_document(rollout)
@@ -188,7 +199,7 @@ def test_a_chat_whose_weights_did_not_change_has_their_version() -> None:
 
 def test_a_chat_whose_weights_changed_is_mixed_and_of_both() -> None:
     nodes = [_node(None, []), _node(0, [1, 2, 3], 2)]
-    rollout = from_episode(_episode(nodes, info={}), served=Served("3.4a", "5.6b"))
+    rollout = chatted(_episode(nodes, info={}), "3.4a", "5.6b")
     assert rollout.samples[0].versions == [-1, -1, -1]
     document = {**to_document(rollout), "temperature": 1.0}
     assert (document["labels"], document["mixed"]) == (["3.4a", "5.6b"], True)
@@ -199,14 +210,14 @@ def test_a_chat_whose_weights_changed_is_mixed_and_of_both() -> None:
 def test_a_chat_may_lack_token_ids_and_logprobs() -> None:
     bare = _node(0, [1, 2, 3], 2)
     bare["logprobs"] = []
-    rollout = from_episode(_episode([_node(None, []), bare], info={}), served=Served("1.0", "1.0"))
+    rollout = chatted(_episode([_node(None, []), bare], info={}), "1.0", "1.0")
     assert rollout.error is None and rollout.samples[0].logprobs == [0.0] * 3
     nodes = [_node(None, []), {**_node(0, [], 0), "sampled": True}]
     calls = [{"node": 1, "finish_reason": "stop", "usage": USAGE}]
-    rollout = from_episode(_episode(nodes, info={}, calls=calls), served=Served("1.0", "1.0"))
+    rollout = chatted(_episode(nodes, info={}, calls=calls), "1.0", "1.0")
     assert rollout.error is None and rollout.samples == []
     assert to_document(rollout)["sampled_tokens"] == 7
-    unnamed = from_episode(_episode(nodes, info={}), served=Served("default", "default"))
+    unnamed = chatted(_episode(nodes, info={}), "default", "default")
     assert unnamed.error is not None and "'default', which names no version" in str(unnamed.error)
 
 
@@ -218,7 +229,7 @@ def test_version_labels() -> None:
 
 @pytest.mark.parametrize("info", [{}, {"weight_versions": [None]}, _spans([("default", 0, 2)])])
 def test_tokens_of_no_version_never_train(info: dict[str, Any]) -> None:
-    rollout = from_episode(_episode([_node(None, [1]), _node(0, [2, 3], 2)], info=info))
+    rollout = read(_episode([_node(None, [1]), _node(0, [2, 3], 2)], info=info))
     assert rollout.error is not None and rollout.error["type"] == "UnusableTrace"
     assert "weights" in rollout.error["message"] and rollout.samples == []
 
@@ -229,7 +240,7 @@ def test_tokens_of_no_version_never_train(info: dict[str, Any]) -> None:
 def _document(reward: float, error: dict[str, str] | None = None) -> dict[str, Any]:
     nodes = [_node(None, [1]), _node(0, [2, 3], 2)]
     nodes_info = _spans([("5.0", 0, 2)])
-    whole = from_episode(_episode(nodes, info=nodes_info))
+    whole = read(_episode(nodes, info=nodes_info))
     rollout = Rollout(reward, whole.samples, whole.record, whole.labels, error)
     return {**to_document(rollout), "temperature": 1.0}
 
@@ -269,8 +280,8 @@ def test_tokens_have_the_label_of_the_adapter_that_was_named() -> None:
     """Whatever weights the engine says that it has by now."""
     nodes = [_node(None, [1]), _node(0, [2, 3], 2), _node(1, [4]), _node(2, [5], 1)]
     info = _spans([("0.1a", 0, 2)], [("9.9a", 0, 1)])
-    rollout = from_episode(_episode(nodes, info=info), label="7.12b")
+    rollout = read(_episode(nodes, info=info), label="7.12b")
     (sample,) = rollout.samples
     assert sample.versions == [-1, 7, 7, -1, 7]
     assert rollout.labels == ["7.12b"]
-    assert from_episode(_episode(nodes, info={}), label="7.12b").labels == ["7.12b"]
+    assert read(_episode(nodes, info={}), label="7.12b").labels == ["7.12b"]
