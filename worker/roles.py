@@ -89,11 +89,7 @@ def orchestrator(
 def rollout(
     client: Client, ctx: WorkerContext, queues: Queues, watching: Sequence[Interceptor] = ()
 ) -> list[Worker]:
-    """Rollouts, group finalization, batches. What talks to env servers is imported at once, which
-    takes a second or two: a worker that lacks it does not start, and no rollout waits for it.
-    """
-    import verifiers.v1.serve  # noqa: F401
-
+    """Rollouts, group finalization, batches."""
     from ratchet.activities.rollouts.activities import RolloutActivities
     from ratchet.activities.rollouts.releases import Releases
     from ratchet.activities.scoring.check import AlgorithmActivities

@@ -15,6 +15,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import msgpack
+import zmq
+import zmq.asyncio
+
 from ratchet.activities.envs.samples import Reading, Rollout, RolloutSample, from_episode
 
 if TYPE_CHECKING:
@@ -30,8 +34,6 @@ def rollout_of(reply: bytes) -> Rollout | None:
     """The rollout of a server's reply; None if the server does not know the method. Raises
     RuntimeError with its words if it refuses.
     """
-    import msgpack
-
     said = msgpack.unpackb(reply, strict_map_key=False)
     if said["success"]:
         rollout = said["rollout"]
@@ -46,9 +48,6 @@ class EnvClient:
     """Of the server at `address`, tcp://host:port."""
 
     def __init__(self, address: str) -> None:
-        import zmq
-        import zmq.asyncio
-
         self.address = address
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.SocketType.DEALER)
@@ -92,8 +91,6 @@ class EnvClient:
         )
 
     async def _ask(self, request: Mapping[str, Any]) -> bytes:
-        import msgpack
-
         number = uuid.uuid4().hex.encode()
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
