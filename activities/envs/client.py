@@ -12,10 +12,10 @@ A server that dies never answers: whoever uses a client watches the server, too.
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgpack
+import msgspec
 import zmq
 import zmq.asyncio
 
@@ -30,18 +30,13 @@ ABORTED = "Cancelled: rollout aborted"
 UNKNOWN = f"unknown method {ROLLOUT.decode()!r}"
 
 
-def rollout_of(reply: bytes) -> Rollout | None:
-    """The rollout of a server's reply; None if the server does not know the method. Raises
-    RuntimeError with its words if it refuses.
-    """
-    said = msgpack.unpackb(reply, strict_map_key=False)
-    if said["success"]:
-        rollout = said["rollout"]
-        samples = [RolloutSample(**sample) for sample in rollout["samples"]]
-        return Rollout(**{**rollout, "samples": samples})
-    if said["error"] != UNKNOWN:
-        raise RuntimeError(said["error"])
-    return None
+@dataclass(frozen=True)
+class Reply:
+    """What a server answers: the rollout, or why there is none."""
+
+    success: bool
+    error: str | None = None
+    rollout: Rollout | None = None
 
 
 class EnvClient:
@@ -73,9 +68,12 @@ class EnvClient:
         Raises RuntimeError with the server's words if it refuses: ABORTED, or what is wrong.
         """
         if lay_out is None and self._episodes is None:
-            reply = await self._ask({**request, "reading": asdict(reading)})
-            if (rollout := rollout_of(reply)) is not None:
-                return rollout
+            asked = msgspec.msgpack.encode({**request, "reading": reading})
+            reply = msgspec.msgpack.decode(await self._ask(asked), type=Reply)
+            if reply.rollout is not None:
+                return reply.rollout
+            if reply.error != UNKNOWN:
+                raise RuntimeError(reply.error)
         episode = await self._episode(request)
         return await asyncio.to_thread(from_episode, episode, reading, lay_out)
 
@@ -90,17 +88,17 @@ class EnvClient:
             wanted.client, wanted.model, wanted.sampling, wanted.task_data
         )
 
-    async def _ask(self, request: Mapping[str, Any]) -> bytes:
+    async def _ask(self, request: bytes) -> bytes:
         number = uuid.uuid4().hex.encode()
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
         if self._receiver is None:
             self._receiver = asyncio.create_task(self._receive())
         try:
-            await self._socket.send_multipart([number, ROLLOUT, msgpack.packb(request)])
+            await self._socket.send_multipart([number, ROLLOUT, request])
             return await future
         except asyncio.CancelledError:
-            target = msgpack.packb({"request_id": number.decode()})
+            target = msgspec.msgpack.encode({"request_id": number.decode()})
             self._socket.send_multipart([uuid.uuid4().hex.encode(), b"cancel", target])
             raise
         finally:

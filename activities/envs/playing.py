@@ -9,28 +9,21 @@ import asyncio
 import logging
 from typing import Any
 
+import msgspec
 import zmq
 from verifiers.v1.serve import EnvServer
-from verifiers.v1.serve.delta import pack, unpack
+from verifiers.v1.serve.encoding import msgpack_encoder
 from verifiers.v1.serve.types import RunRequest
 
-from ratchet.activities.envs.client import ABORTED, ROLLOUT
+from ratchet.activities.envs.client import ABORTED, ROLLOUT, Reply
 from ratchet.activities.envs.samples import Reading, Rollout, from_episode
 
 log = logging.getLogger(__name__)
 
 
-def reply_of(rollout: Rollout) -> bytes:
-    """What the server answers with."""
-    # `asdict` would copy every token.
-    samples = [vars(sample) for sample in rollout.samples]
-    data: bytes = pack({"success": True, "rollout": {**vars(rollout), "samples": samples}})
-    return data
-
-
-def _refusal(error: str) -> bytes:
-    data: bytes = pack({"success": False, "error": error})
-    return data
+def encode(reply: Reply) -> bytes:
+    """The reply as it is sent. Environments may put any numbers and objects into a record."""
+    return msgspec.msgpack.encode(reply, enc_hook=msgpack_encoder)
 
 
 class RolloutServer(EnvServer):  # type: ignore[misc]
@@ -48,12 +41,12 @@ class RolloutServer(EnvServer):  # type: ignore[misc]
         # Requests start in the order in which they came, so whoever cancels one finds it.
         self._running[number] = task
         try:
-            data = reply_of(await self._play(unpack(payload)))
+            data = encode(Reply(True, rollout=await self._play(msgspec.msgpack.decode(payload))))
         except asyncio.CancelledError:
-            data = _refusal(ABORTED)
+            data = encode(Reply(False, ABORTED))
         except Exception as error:
             log.warning("rollout failed: %s", error, exc_info=True)
-            data = _refusal(f"{type(error).__name__}: {error}")
+            data = encode(Reply(False, f"{type(error).__name__}: {error}"))
         finally:
             del self._running[number]
         try:
@@ -66,4 +59,4 @@ class RolloutServer(EnvServer):  # type: ignore[misc]
         (slot,) = self.env.slots(self._build_task(wanted.task_data))
         context = self._context(wanted.client, wanted.model, wanted.sampling)
         episode = await self.env.run_slot(slot, context)
-        return from_episode(episode, Reading(**asked["reading"]))
+        return from_episode(episode, msgspec.convert(asked["reading"], Reading))

@@ -84,7 +84,11 @@ def put(
     store: ArtifactStore, key: str, document: Mapping[str, Any], *, attempt: str
 ) -> ArtifactRef:
     """Commits a document; returns the reference of the first to commit."""
-    data = encode(document)
+    return commit(store, key, encode(document), attempt=attempt)
+
+
+def commit(store: ArtifactStore, key: str, data: bytes, *, attempt: str) -> ArtifactRef:
+    """What `put` does, with the file of the document."""
     put = store.put_inside if len(data) <= INSIDE else store.put
     return put(key, data, attempt=attempt, schema=SCHEMA)
 

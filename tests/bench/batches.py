@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 from renderers.base import ParsedResponse, RenderedTokens
 from renderers.client import generate
 from verifiers.v1.clients.train import response_from_generate, serialize_completion
@@ -34,7 +35,8 @@ from verifiers.v1.types import UserMessage
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import GroupWork, ShipBatchInput
-from ratchet.activities.envs import client, playing
+from ratchet.activities.envs.client import Reply
+from ratchet.activities.envs.playing import encode
 from ratchet.activities.envs.samples import Reading, Rollout, from_episode, to_document
 from ratchet.activities.envs.shipped import ratchet_compat
 from ratchet.activities.rollouts import groups, shipping
@@ -149,8 +151,7 @@ def _document(rollout: Rollout, group: str, index: int) -> dict[str, Any]:
 
 
 def _commit(store: ArtifactStore, keyed: Sequence[tuple[str, bytes]]) -> list[ArtifactRef]:
-    """As `documents.put` does, which encodes as well."""
-    return [store.put(key, data, attempt="bench", schema=documents.SCHEMA) for key, data in keyed]
+    return [documents.commit(store, key, data, attempt="bench") for key, data in keyed]
 
 
 class Legs:
@@ -180,10 +181,14 @@ def measure(tokens: int, length: int, size: int, store: ArtifactStore) -> dict[s
 
     traces = legs.time("env_receives_reply_s", lambda: asyncio.run(receive()))
     read = legs.time("env_samples_s", lambda: [_read(trace) for trace in traces])
-    sent = legs.time("env_sends_samples_s", lambda: [playing.reply_of(one) for one in read])
-    rollouts = legs.time(
-        "worker_receives_samples_s", lambda: [client.rollout_of(one) for one in sent]
+    sent = legs.time(
+        "env_sends_samples_s", lambda: [encode(Reply(True, rollout=one)) for one in read]
     )
+    replies = legs.time(
+        "worker_receives_samples_s",
+        lambda: [msgspec.msgpack.decode(one, type=Reply) for one in sent],
+    )
+    rollouts = [reply.rollout for reply in replies]
     failed = [rollout.error for rollout in rollouts if rollout.error is not None]
     assert not failed, failed[0]
     places = [(f"train/{number // size}", number % size) for number in range(len(rollouts))]
@@ -192,14 +197,15 @@ def measure(tokens: int, length: int, size: int, store: ArtifactStore) -> dict[s
     encoded = legs.time("rollout_encode_s", lambda: [documents.encode(one) for one in found])
     keyed = [(keys.rollout(RUN, *at), data) for at, data in zip(places, encoded, strict=True)]
     refs = legs.time("rollout_commit_s", lambda: _commit(store, keyed))
-    stored = legs.time("rollout_read_s", lambda: [documents.read(store, ref) for ref in refs])
+    stored = [documents.read(store, ref) for ref in refs]
     assert [one["samples"] for one in stored] == [one["samples"] for one in found]
     judge = functools.partial(filters.judge, vocab_size=VOCABULARY)
     slots = FiltersConfig()
     names = sorted({group for group, _ in places}, key=lambda name: int(name.split("/")[1]))
 
     def score(name: str) -> dict[str, Any]:
-        own = [one for one in stored if one["group"] == name]
+        # Who rolls a group out scores it from the documents that it has.
+        own = [one for one in found if one["group"] == name]
         return groups.score(
             GroupWork(name, "train", ENV, 0, len(own)),
             own,

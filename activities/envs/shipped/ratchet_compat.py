@@ -27,7 +27,6 @@ The only module that patches other packages at run time. Seven gaps, each closed
 """
 
 import contextvars
-import functools
 import importlib
 import importlib.util
 import math
@@ -35,10 +34,9 @@ import sys
 import time
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, Required
+from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter
-from typing_extensions import TypedDict
+import msgspec
 
 WEIGHT_VERSIONS = "weight_versions"
 SOURCE_ONLY = ("cellpylib", "pycosat", "zss")
@@ -79,9 +77,9 @@ def apply() -> None:
         plain = logprobs_of(content, completion_ids)
         if plain is not None:
             return plain
-        for entry in content:
-            if isinstance(entry, dict) and "token" not in entry and "token_id" in entry:
-                entry["token"] = f"token_id:{entry['token_id']}"
+        if isinstance(content, list):
+            entries = list(map(_named, content))
+            choice = {**choice, "logprobs": {**choice["logprobs"], "content": entries}}
         logprobs: list[float] = parse(choice, completion_ids)
         return logprobs
 
@@ -99,7 +97,7 @@ def apply() -> None:
             whole: dict[str, Any] = parse_whole(raw)
             return whole
         try:
-            return dict(_replies().validate_json(raw))
+            return read_reply(raw)
         except ValueError:
             whole = parse_whole(raw)
             return whole
@@ -143,44 +141,47 @@ def _name_factories() -> None:
             field.default_factory = equal[field.default_factory]
 
 
-class _Entry(TypedDict, total=False):
+class Entry(msgspec.Struct):
     """What is read of a sampled token; the rest is dropped."""
 
-    # Else what it is part of decides.
-    __pydantic_config__ = ConfigDict(extra="ignore")  # type: ignore[misc]
-    token: Any
-    token_id: Any
-    logprob: Any
+    token_id: int
+    logprob: float
 
 
-class _Logprobs(TypedDict, total=False):
-    content: Required[list[_Entry]]
+class _Logprobs(msgspec.Struct):
+    content: list[Entry]
 
 
-class _Choice(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    logprobs: Required[_Logprobs]
+def read_reply(raw: bytes) -> dict[str, Any]:
+    """vLLM's answer to a request for tokens, with entries instead of objects for those that it
+    sampled; all else is as it was sent. Raises ValueError for an answer of another form.
+    """
+    reply = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    sent = msgspec.json.decode(reply.pop("choices", b"null"), type=list[dict[str, msgspec.Raw]])
+    choices = []
+    for choice in sent:
+        logprobs = msgspec.json.decode(choice.pop("logprobs", b"null"), type=_Logprobs)
+        rest = {key: msgspec.json.decode(value) for key, value in choice.items()}
+        choices.append({**rest, "logprobs": {"content": logprobs.content}})
+    return {**{key: msgspec.json.decode(value) for key, value in reply.items()}, "choices": choices}
 
 
-class _Reply(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
-    choices: Required[list[_Choice]]
-
-
-@functools.cache
-def _replies() -> TypeAdapter[_Reply]:
-    return TypeAdapter(_Reply)
+def _named(entry: Any) -> Any:
+    """The entry of a sampled token with the name by which renderers knows it."""
+    plain = msgspec.to_builtins(entry)
+    if isinstance(plain, dict) and "token" not in plain and "token_id" in plain:
+        return {**plain, "token": f"token_id:{plain['token_id']}"}
+    return plain
 
 
 def logprobs_of(content: Any, completion_ids: list[int]) -> list[float] | None:
-    """The log-probabilities (nats) of sampled tokens [T], by vLLM's entries for them; None if these
+    """The log-probabilities (nats) of sampled tokens [T], by the entries for them; None if these
     are not all that they should be, which renderers explains better.
     """
-    if not isinstance(content, list) or any(type(entry) is not dict for entry in content):
+    if not isinstance(content, list) or not all(type(entry) is Entry for entry in content):
         return None
-    named = [entry.get("token_id") for entry in content]
-    logprobs = [entry.get("logprob") for entry in content]
-    sound = named == completion_ids and set(map(type, logprobs)) <= {float}
+    logprobs = [entry.logprob for entry in content]
+    sound = [entry.token_id for entry in content] == completion_ids
     return logprobs if sound and all(map(math.isfinite, logprobs)) else None
 
 

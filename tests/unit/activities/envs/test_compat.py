@@ -68,9 +68,19 @@ async def test_a_provider_that_names_no_token_ids_is_left_as_it_is() -> None:
 SAMPLED = [{"token_id": 7, "logprob": -0.5, "rank": 1}, {"token_id": 8, "logprob": -0.25}]
 
 
+def choice_of(entries: list[Any]) -> dict[str, Any]:
+    """What a reply with such entries says of its tokens 7 and 8."""
+    ratchet_compat.apply()
+    (choice,) = client.parse_generate_response(reply(entries))["choices"]
+    return dict(choice)
+
+
 def test_logprobs_of_sampled_tokens_are_read_as_they_are() -> None:
-    assert ratchet_compat.logprobs_of(SAMPLED, [7, 8]) == [-0.5, -0.25]
+    content = choice_of(SAMPLED)["logprobs"]["content"]
+    assert ratchet_compat.logprobs_of(content, [7, 8]) == [-0.5, -0.25]
+    assert ratchet_compat.logprobs_of(content, [7]) is None
     assert ratchet_compat.logprobs_of([], []) == []
+    assert client._parse_completion_logprobs(choice_of(SAMPLED), [7, 8]) == [-0.5, -0.25]
 
 
 @pytest.mark.parametrize(
@@ -81,19 +91,20 @@ def test_logprobs_of_sampled_tokens_are_read_as_they_are() -> None:
         {"token_id": 8},
         {"token_id": 8, "logprob": True},
         {"token_id": 8, "logprob": math.nan},
+        {"token_id": 8, "logprob": math.inf},
         {"token_id": 8, "logprob": "-0.5"},
         None,
     ],
 )
 def test_other_entries_are_left_to_renderers(entry: Any) -> None:
-    ratchet_compat.apply()
-    content = json.loads(json.dumps([SAMPLED[0], entry]))
-    assert ratchet_compat.logprobs_of(content, [7, 8]) is None
-    if entry != {"token": "token_id:8", "logprob": -0.5}:
+    choice = choice_of([SAMPLED[0], entry])
+    assert ratchet_compat.logprobs_of(choice["logprobs"]["content"], [7, 8]) is None
+    if entry == {"token": "token_id:8", "logprob": -0.5}:
+        assert client._parse_completion_logprobs(choice, [7, 8]) == [-0.5, -0.5]
+    else:
         with pytest.raises(client.MalformedGenerateResponseError):
-            client._parse_completion_logprobs({"logprobs": {"content": content}}, [7, 8])
+            client._parse_completion_logprobs(choice, [7, 8])
     assert ratchet_compat.logprobs_of({"7": SAMPLED}, [7]) is None
-    assert ratchet_compat.logprobs_of(SAMPLED, [7]) is None
 
 
 def reply(entries: list[Any], **changes: Any) -> bytes:
@@ -109,7 +120,7 @@ def test_a_reply_is_read_to_the_bit_without_what_nobody_uses(logprobs: list[floa
     raw = reply([{**one, "top_logprobs": [one]} for one in ranked], weight_versions=[{"start": 0}])
     read, whole = client.parse_generate_response(raw), json.loads(raw)
     entries = read["choices"][0]["logprobs"].pop("content")
-    assert repr(entries) == repr([{"token_id": 7, "logprob": one} for one in logprobs])
+    assert repr(entries) == repr([ratchet_compat.Entry(7, one) for one in logprobs])
     del whole["choices"][0]["logprobs"]["content"]
     assert read == whole, "all else is as it was sent"
 
