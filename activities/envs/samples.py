@@ -236,13 +236,8 @@ def trace_samples(
                 labels |= names
             ids += node.token_ids
             mask += node_mask
-            if count:
-                values, own = iter(node.logprobs or [0.0] * count), iter(result)
-                logprobs += [float(next(values)) if on else 0.0 for on in node_mask]
-                versions += [next(own) if on else -1 for on in node_mask]
-            else:
-                logprobs += [0.0] * len(node_mask)
-                versions += [-1] * len(node_mask)
+            logprobs += _spread(list(map(float, node.logprobs)) if count else [], node_mask, 0.0)
+            versions += _spread(result, node_mask, -1)
         if any(mask):
             prompt, prompt_tokens = _prompt(branch.nodes)
             if prompt not in prompts:
@@ -254,6 +249,18 @@ def trace_samples(
                 RolloutSample(ids, mask, logprobs, versions, place, prompt_tokens, observations)
             )
     return samples, labels
+
+
+def _spread(values: list[Any], mask: list[bool], absent: float) -> list[Any]:
+    """`values` in order where `mask` is on, and `absent` elsewhere and if there are none."""
+    if not values:
+        return [absent] * len(mask)
+    start = mask.index(True)
+    stop = start + len(values)
+    if all(mask[start:stop]):
+        return [absent] * start + values + [absent] * (len(mask) - stop)
+    left = iter(values)
+    return [next(left) if on else absent for on in mask]
 
 
 def _node_mask(node: "MessageNode", fresh: bool, *, strict: bool) -> list[bool]:

@@ -55,11 +55,12 @@ def ship(
             f"the groups of step {input.step} in {store.url} are not the ones that were "
             f"delivered (digest {digest[:16]}, expected {input.digest[:16]})",
         )
-    found = [documents.read(store, ref) for ref in refs]
+    # Most of what they hold goes into the batch as it is.
+    found = [documents.read(store, ref, views=True) for ref in refs]
     judged = [(document, groups.judge_survivors(document, judge)) for document in found]
     rows = [row for doc, verdicts in judged for row in groups.batch_samples(doc, verdicts)]
     tokens = sum(len(row.token_ids) for row in rows)
-    decoded = sum(row.loss_mask.count(True) for row in rows)
+    decoded = sum(sum(row.loss_mask) for row in rows)
     counted = [groups.batch_group(doc, verdicts) for doc, verdicts in judged]
     metrics = subsets.summarize(counted) | batches.summarize(
         counted,

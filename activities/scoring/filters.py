@@ -9,7 +9,8 @@ without one, such as those of a frozen model.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from functools import cached_property
+from itertools import chain, compress
 from typing import Any
 
 from ratchet.configs.filters import (
@@ -21,18 +22,37 @@ from ratchet.configs.filters import (
 )
 
 
-@dataclass(frozen=True)
 class SampledTokens:
-    """What the policy sampled in one rollout: N tokens, over all samples and turns in order.
-
-    token_ids [N]; logprobs [N]: the engine's, in nats; measured [N]: whether an engine of the
-    policy reported that log-probability; advantages [N], or None if the rollout has none.
+    """What the policy sampled in one rollout: N tokens, over all its scored samples (of a group
+    document) and turns in order. Filters look at some of it, so each list is made when it is read.
     """
 
-    token_ids: Sequence[int]
-    logprobs: Sequence[float]
-    measured: Sequence[bool]
-    advantages: Sequence[float] | None
+    def __init__(self, samples: Sequence[Mapping[str, Any]]) -> None:
+        self._samples = samples
+
+    def _sampled(self, name: str) -> list[Any]:
+        parts = (compress(sample[name], sample["loss_mask"]) for sample in self._samples)
+        return list(chain.from_iterable(parts))
+
+    @cached_property
+    def token_ids(self) -> list[int]:
+        """Ids [N]."""
+        return self._sampled("token_ids")
+
+    @cached_property
+    def logprobs(self) -> list[float]:
+        """The engine's [N], in nats."""
+        return self._sampled("logprobs")
+
+    @cached_property
+    def measured(self) -> list[bool]:
+        """Whether an engine of the policy reported that log-probability [N]."""
+        return [by >= 0 for by in self._sampled("versions")]
+
+    @property
+    def advantages(self) -> list[float] | None:
+        """Advantages [N]; None if the rollout has none."""
+        return sampled_advantages(self._samples)
 
 
 @dataclass(frozen=True)
@@ -41,19 +61,6 @@ class Verdict:
 
     hits: tuple[str, ...] = ()
     removed: bool = False
-
-
-def sampled_tokens(samples: Sequence[Mapping[str, Any]]) -> SampledTokens:
-    """The sampled tokens of a rollout's scored samples (of a group document)."""
-    token_ids: list[int] = []
-    logprobs: list[float] = []
-    measured: list[bool] = []
-    for sample in samples:
-        mask = sample["loss_mask"]
-        token_ids += compress(sample["token_ids"], mask)
-        logprobs += compress(sample["logprobs"], mask)
-        measured += [by >= 0 for by in compress(sample["versions"], mask)]
-    return SampledTokens(token_ids, logprobs, measured, sampled_advantages(samples))
 
 
 def sampled_advantages(samples: Sequence[Mapping[str, Any]]) -> list[float] | None:
@@ -104,7 +111,8 @@ def is_repetition(tokens: SampledTokens, config: RepetitionConfig) -> bool:
 
 def has_zero_advantage(tokens: SampledTokens) -> bool:
     """Whether there are advantages and all of them are 0."""
-    return tokens.advantages is not None and not any(tokens.advantages)
+    advantages = tokens.advantages
+    return advantages is not None and not any(advantages)
 
 
 def is_out_of_bounds(reward: float, config: RewardFilterConfig) -> bool:
@@ -151,7 +159,7 @@ def judge(
     """The verdict of the filters of a slot on a rollout, given its scored samples and reward."""
     if not slot:
         return Verdict()
-    tokens = sampled_tokens(samples)
+    tokens = SampledTokens(samples)
     result = [config for config in slot if _detects(config, tokens, vocab_size, reward)]
     return Verdict(
         hits=tuple(config.type for config in result),

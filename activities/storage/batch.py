@@ -11,6 +11,7 @@ has none of these except advantages, which it always has.
 """
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -36,15 +37,15 @@ class Sample:
     env: str
     reward: float
     temperature: float
-    token_ids: list[int]
-    loss_mask: list[bool]
-    logprobs: list[float]
-    advantages: list[float] | None
-    versions: list[int]
-    rl_weights: list[float] | None = None
-    ce_weights: list[float] | None = None
-    ref_kl_weights: list[float] | None = None
-    ref_logprobs: list[float] | None = None
+    token_ids: Sequence[int]
+    loss_mask: Sequence[bool]
+    logprobs: Sequence[float]
+    advantages: Sequence[float] | None
+    versions: Sequence[int]
+    rl_weights: Sequence[float] | None = None
+    ce_weights: Sequence[float] | None = None
+    ref_kl_weights: Sequence[float] | None = None
+    ref_logprobs: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)

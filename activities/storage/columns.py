@@ -30,12 +30,12 @@ def list_type(name: str) -> pa.DataType:
     return pa.list_(pa.type_for_alias(_ITEMS.get(name, "float64")))
 
 
-def column(name: str, lists: Sequence[list[Any] | None]) -> pa.ListArray:
-    """The column of a per-token list of several samples."""
+def column(name: str, lists: Sequence[Sequence[Any] | None]) -> pa.ListArray:
+    """The column of a per-token list of several samples; each is a list, or a view of `plain`."""
     import pyarrow as pa
 
     kind = _ITEMS.get(name, "float64")
-    there = [values or [] for values in lists]
+    there: list[Any] = [values or [] for values in lists]
     ends = array("i", accumulate(map(len, there), initial=0))
     if kind == "bool":
         masks = pa.py_buffer(b"".join(map(bytes, there)))
@@ -43,7 +43,10 @@ def column(name: str, lists: Sequence[list[Any] | None]) -> pa.ListArray:
     else:
         joined = array("i" if kind == "int32" else "d")
         for values in there:
-            joined.fromlist(values)
+            if isinstance(values, memoryview):
+                joined.frombytes(values.cast("B"))
+            else:
+                joined.fromlist(values)
         of = pa.type_for_alias(kind)
         items = pa.Array.from_buffers(of, ends[-1], [None, pa.py_buffer(joined)])
     offsets = pa.Array.from_buffers(pa.int32(), len(ends), [None, pa.py_buffer(ends)])
@@ -52,11 +55,12 @@ def column(name: str, lists: Sequence[list[Any] | None]) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, items, mask=mask)
 
 
-def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
+def plain(column: pa.ChunkedArray | pa.Array, *, views: bool = False) -> list[Any]:
     """The values of a column, None where they are absent. Items of lists are never absent.
 
     Lists are cut out of all their items, since pyarrow makes an object of its own of each item that
-    it is asked for.
+    it is asked for. With `views`, they are memoryviews, whose items become objects when they are
+    read: for those who hand most of them on.
     """
     import pyarrow as pa
 
@@ -64,25 +68,24 @@ def plain(column: pa.ChunkedArray | pa.Array) -> list[Any]:
     if not pa.types.is_list(found.type):
         values: list[Any] = found.to_pylist()
         return values
-    items = _items(found.values)
-    ends = _items(found.offsets)
+    items = _items(found.values) if views else _items(found.values).tolist()
+    ends = _items(found.offsets).tolist()
     if not found.null_count:
         return [items[start:stop] for start, stop in pairwise(ends)]
     spans = zip(ends, ends[1:], found.is_valid().to_pylist(), strict=False)
     return [items[start:stop] if there else None for start, stop, there in spans]
 
 
-def _items(values: pa.Array) -> list[Any]:
+def _items(values: pa.Array) -> memoryview:
     import pyarrow as pa
 
     assert values.null_count == 0, "a per-token list lacks an item"
     if not len(values):
-        return []
+        return memoryview(b"")
     form: Any = _FORMATS.get(str(values.type))
     if pa.types.is_boolean(values.type):
         # Arrow packs eight into a byte.
         values, form = values.cast(pa.uint8()), "?"
     width = values.type.bit_width // 8
     start, stop = values.offset * width, (values.offset + len(values)) * width
-    items: list[Any] = memoryview(values.buffers()[1])[start:stop].cast(form).tolist()
-    return items
+    return memoryview(values.buffers()[1])[start:stop].cast(form)

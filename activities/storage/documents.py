@@ -62,8 +62,10 @@ def encode(document: Mapping[str, Any]) -> bytes:
     return data
 
 
-def decode(data: bytes) -> dict[str, Any]:
-    """The document of a file; raises ValueError for bytes that are none."""
+def decode(data: bytes, *, views: bool = False) -> dict[str, Any]:
+    """The document of a file, with `views` for its per-token lists as `columns.plain` has them;
+    raises ValueError for bytes that are none.
+    """
     import pyarrow as pa
 
     # Handing buffers to threads costs more than all else here.
@@ -74,8 +76,8 @@ def decode(data: bytes) -> dict[str, Any]:
     samples = [sample for one in _holders(document) for sample in one.get("samples", ())]
     if stream.schema.names:
         (batch,) = stream
-        for name, lists in zip(stream.schema.names, map(plain, batch.columns), strict=True):
-            for sample, values in zip(samples, lists, strict=True):
+        for name, lists in zip(stream.schema.names, batch.columns, strict=True):
+            for sample, values in zip(samples, plain(lists, views=views), strict=True):
                 sample[name] = values
     return document
 
@@ -93,12 +95,14 @@ def commit(store: ArtifactStore, key: str, data: bytes, *, attempt: str) -> Arti
     return put(key, data, attempt=attempt, schema=SCHEMA)
 
 
-def read(store: ArtifactStore, ref: ArtifactRef) -> dict[str, Any]:
-    """The verified document of a reference, in any schema; raises CorruptArtifact."""
+def read(store: ArtifactStore, ref: ArtifactRef, *, views: bool = False) -> dict[str, Any]:
+    """The verified document of a reference, in any schema; raises CorruptArtifact. `views` as in
+    `decode`; up to schema 1, lists are lists.
+    """
     document: dict[str, Any]
     if ref.schema < SCHEMA:
         document = store.get_json(ref, schema=FIELDS)
     else:
-        document = decode(store.get(ref, schema=SCHEMA))
+        document = decode(store.get(ref, schema=SCHEMA), views=views)
         require_schema(f"{ref.key} ({ref.path})", document.get("schema"), FIELDS)
     return document

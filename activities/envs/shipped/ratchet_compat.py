@@ -152,18 +152,40 @@ class _Logprobs(msgspec.Struct):
     content: list[Entry]
 
 
+class Choice(msgspec.Struct):
+    """What is read of a choice, here and by renderers."""
+
+    logprobs: _Logprobs
+    token_ids: Any = None
+    finish_reason: Any = None
+    weight_versions: Any = None
+    routed_experts: Any = None
+    sampling_mask: Any = None
+
+
+class Reply(msgspec.Struct):
+    """What is read of vLLM's answer to a request for tokens."""
+
+    choices: list[Choice]
+    request_id: Any = None
+    usage: Any = None
+    prompt_token_ids: Any = None
+    mm_placeholders: Any = None
+
+
+_replies = msgspec.json.Decoder(Reply)
+
+
 def read_reply(raw: bytes) -> dict[str, Any]:
-    """vLLM's answer to a request for tokens, with entries instead of objects for those that it
-    sampled; all else is as it was sent. Raises ValueError for an answer of another form.
+    """The answer as renderers takes it, with entries instead of objects for sampled tokens. Raises
+    ValueError for an answer of another form.
     """
-    reply = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    sent = msgspec.json.decode(reply.pop("choices", b"null"), type=list[dict[str, msgspec.Raw]])
-    choices = []
-    for choice in sent:
-        logprobs = msgspec.json.decode(choice.pop("logprobs", b"null"), type=_Logprobs)
-        rest = {key: msgspec.json.decode(value) for key, value in choice.items()}
-        choices.append({**rest, "logprobs": {"content": logprobs.content}})
-    return {**{key: msgspec.json.decode(value) for key, value in reply.items()}, "choices": choices}
+    reply = _replies.decode(raw)
+    choices = [
+        {**msgspec.structs.asdict(choice), "logprobs": {"content": choice.logprobs.content}}
+        for choice in reply.choices
+    ]
+    return {**msgspec.structs.asdict(reply), "choices": choices}
 
 
 def _named(entry: Any) -> Any:

@@ -1,7 +1,9 @@
 """What ratchet_compat keeps of an engine's answers."""
 
+import inspect
 import json
 import math
+import re
 import time
 from typing import Any
 
@@ -119,13 +121,22 @@ def test_a_reply_is_read_to_the_bit_without_what_nobody_uses(logprobs: list[floa
     ranked = [{"token_id": 7, "logprob": one, "rank": 1} for one in logprobs]
     raw = reply([{**one, "top_logprobs": [one]} for one in ranked], weight_versions=[{"start": 0}])
     read, whole = client.parse_generate_response(raw), json.loads(raw)
-    entries = read["choices"][0]["logprobs"].pop("content")
+    (choice,) = read["choices"]
+    entries = choice.pop("logprobs")["content"]
     assert repr(entries) == repr([ratchet_compat.Entry(7, one) for one in logprobs])
-    del whole["choices"][0]["logprobs"]["content"]
-    assert read == whole, "all else is as it was sent"
+    sent = whole["choices"][0]
+    assert choice == {name: sent.get(name) for name in choice}
+    assert {**read, "choices": whole["choices"]} == {name: whole.get(name) for name in read}
 
 
-@pytest.mark.parametrize("raw", [b'{"choices": []}', reply([], logprobs=None), b'{"a": [1.5]}'])
+def test_a_reply_has_all_that_renderers_reads() -> None:
+    source = inspect.getsource(client.generate)
+    for name, kept in (("choice", ratchet_compat.Choice), ("data", ratchet_compat.Reply)):
+        read = set(re.findall(rf'\b{name}\.get\("(\w+)"\)', source))
+        assert read and read <= set(kept.__struct_fields__)
+
+
+@pytest.mark.parametrize("raw", [b'{"choices": [{}]}', reply([], logprobs=None), b'{"a": [1.5]}'])
 def test_a_reply_of_another_form_is_left_to_renderers(raw: bytes) -> None:
     ratchet_compat.apply()
     assert client.parse_generate_response(raw) == json.loads(raw)

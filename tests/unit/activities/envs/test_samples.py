@@ -221,6 +221,14 @@ def test_a_chat_may_lack_token_ids_and_logprobs() -> None:
     assert unnamed.error is not None and "'default', which names no version" in str(unnamed.error)
 
 
+def test_tokens_of_the_template_may_lie_between_those_that_were_sampled() -> None:
+    node = _node(0, [1, 2, 3, 4, 5], 3)
+    node["mask"] = [False, True, False, True, True]
+    (sample,) = read(_episode([_node(None, [9]), node], info=_spans([("3.1", 0, 3)]))).samples
+    assert sample.logprobs == [0, 0, LOGPROB, 0, LOGPROB - 1, LOGPROB - 2]
+    assert sample.versions == [-1, -1, 3, -1, 3, 3]
+
+
 def test_version_labels() -> None:
     assert version_of("12.a7") == version_of("12") == 12
     with pytest.raises(UnusableTrace, match="'default', which names no version"):

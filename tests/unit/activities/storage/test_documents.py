@@ -71,6 +71,20 @@ def test_a_document_comes_back(document: dict[str, Any]) -> None:
     assert documents.encode(document) == data, "the same document gives the same bytes"
 
 
+@given(_documents())
+def test_views_hold_what_lists_do_and_are_written_alike(document: dict[str, Any]) -> None:
+    data = documents.encode(document)
+    lists, views = documents.decode(data), documents.decode(data, views=True)
+    assert documents.encode(views) == documents.encode(lists)
+    for holder in (views, *views.get("rollouts", ())):
+        for sample in holder.get("samples", ()):
+            for name in PER_TOKEN:
+                if sample.get(name) is not None:
+                    assert isinstance(sample[name], memoryview)
+                    sample[name] = sample[name].tolist()
+    assert _told(views) == _told(lists)
+
+
 def test_tokens_are_in_columns_and_the_rest_is_for_people(tmp_path: Path) -> None:
     lists = {"token_ids": [5, 6], "loss_mask": [False, True], "logprobs": [0.0, -1.0]}
     sample = {**lists, "versions": [-1, 7], "prompt": 0}
