@@ -107,10 +107,10 @@ class EnvClient:
     async def _receive(self) -> None:
         while True:
             # What is no reply to an open request answers one that was cancelled.
-            number, *_, data = await self._socket.recv_multipart()
-            future = self._pending.get(number)
+            frames = await self._socket.recv_multipart()
+            future = self._pending.get(frames[0])
             if future is not None and not future.done():
-                future.set_result(data)
+                future.set_result(frames[-1])
 
     async def close(self) -> None:
         """Ends the connection; requests that are open never end."""

@@ -419,7 +419,12 @@ def from_episode(
             for trace in traces
             for name, reward in trace.rewards.items()
         },
-        "metrics": {name: v for trace in traces for name, v in trace.metrics.items()},
+        # Environments may write into them past verifiers' own methods.
+        "metrics": {
+            name: None if value is None else float(value)
+            for trace in traces
+            for name, value in trace.metrics.items()
+        },
         "truncated": any(trace.is_truncated for trace in traces),
         "stop": traces[-1].stop_condition if traces else None,
         "turns": sum(trace.num_turns for trace in traces),

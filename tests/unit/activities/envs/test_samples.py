@@ -229,6 +229,13 @@ def test_tokens_of_the_template_may_lie_between_those_that_were_sampled() -> Non
     assert sample.versions == [-1, -1, 3, -1, 3, 3]
 
 
+def test_metrics_are_numbers_whatever_an_environment_wrote() -> None:
+    episode = _episode([_node(None, [1]), _node(0, [2], 1)])
+    episode.traces[0].metrics |= {"flag": True, "text": "1.5", "none": None}
+    metrics = read(episode).record["metrics"]
+    assert repr(metrics) == "{'m': 2.0, 'flag': 1.0, 'text': 1.5, 'none': None}"
+
+
 def test_version_labels() -> None:
     assert version_of("12.a7") == version_of("12") == 12
     with pytest.raises(UnusableTrace, match="'default', which names no version"):
