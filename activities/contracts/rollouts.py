@@ -9,11 +9,11 @@ Kind = Literal["train", "eval"]
 
 LOST = "Lost"
 """Error type of a rollout that was cancelled before it ended."""
-POLICY_AGENT = "policy"
-"""The agent of rollouts in which only the policy plays."""
-
 ABANDONED = "Abandoned"
 """Error type of a rollout that was given up, as after the loss of one server after another."""
+
+POLICY_AGENT = "policy"
+"""The agent of rollouts in which only the policy plays."""
 
 LONGEST_WAIT_S = 6 * 3600.0
 """How long a rollout may wait besides its execution, which its time-out limits: in the queue of its

@@ -4,14 +4,15 @@ A request is the frames [id, method, msgpack], a reply [id, kind, msgpack], as v
 have them. The method ROLLOUT is Ratchet's own (`ratchet.activities.envs.playing`): the server reads
 the episode, which it has at hand, and answers with the samples. verifiers' client gets episodes
 instead; it is for servers without that method, which an older build of Ratchet started, and for
-rollouts that the caller lays out. Its import takes seconds, so others do without.
+callers who read episodes in their own way. Its import takes seconds, so others do without.
 
 A server that dies never answers: whoever uses a client watches the server, too.
 """
 
 import asyncio
+import importlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from ratchet.activities.envs.samples import Reading, Rollout, RolloutSample, from_episode
+from ratchet.activities.envs.samples import Reading, Rollout, from_episode
 
 if TYPE_CHECKING:
     from verifiers.v1.serve import EnvClient as EpisodeClient
@@ -30,13 +31,17 @@ ABORTED = "Cancelled: rollout aborted"
 UNKNOWN = f"unknown method {ROLLOUT.decode()!r}"
 
 
+class UnreadEpisode(Exception):
+    """An episode ended that the server can neither read nor send: no fault of the environment."""
+
+
 @dataclass(frozen=True)
 class Reply:
-    """What a server answers: the rollout, or why there is none."""
+    """What a server answers: the rollout, or why there is none. `played`: there is an episode."""
 
-    success: bool
     error: str | None = None
     rollout: Rollout | None = None
+    played: bool = False
 
 
 class EnvClient:
@@ -54,30 +59,37 @@ class EnvClient:
         self._pending: dict[bytes, asyncio.Future[bytes]] = {}
         self._receiver: asyncio.Task[None] | None = None
         self._episodes: EpisodeClient | None = None
+        self._sends_episodes = False
 
-    async def play(
-        self,
-        request: Mapping[str, Any],
-        reading: Reading,
-        lay_out: Callable[[Any], list[RolloutSample]] | None = None,
-    ) -> Rollout:
+    async def play(self, request: Mapping[str, Any], reading: Reading) -> Rollout:
         """The rollout of a request {'task_data', 'client', 'model', 'sampling'}, configs of
-        verifiers as JSON; whoever cancels this ends the rollout. `lay_out` makes the samples of
-        traces without tokens.
+        verifiers as JSON; whoever cancels this ends the rollout.
 
-        Raises RuntimeError with the server's words if it refuses: ABORTED, or what is wrong.
+        Raises RuntimeError with the server's words if it refuses: ABORTED, or what is wrong;
+        UnreadEpisode.
         """
-        if lay_out is None and self._episodes is None:
+        if not self._sends_episodes:
             asked = msgspec.msgpack.encode({**request, "reading": reading})
             reply = msgspec.msgpack.decode(await self._ask(asked), type=Reply)
             if reply.rollout is not None:
                 return reply.rollout
+            if reply.played:
+                raise UnreadEpisode(reply.error)
             if reply.error != UNKNOWN:
                 raise RuntimeError(reply.error)
-        episode = await self._episode(request)
-        return await asyncio.to_thread(from_episode, episode, reading, lay_out)
+            self._sends_episodes = True
+            await self.import_episodes()
+        return from_episode(await self.episode(request), reading)
 
-    async def _episode(self, request: Mapping[str, Any]) -> Any:
+    async def import_episodes(self) -> None:
+        """Imports what `episode` needs, for which no time limit should run."""
+        await asyncio.to_thread(importlib.import_module, "verifiers.v1.serve")
+
+    async def episode(self, request: Mapping[str, Any]) -> Any:
+        """The episode of a request, as verifiers has it; whoever cancels this ends the rollout.
+
+        Raises RuntimeError as `play` does, and pydantic's ValidationError for a wrong request.
+        """
         from verifiers.v1.serve import EnvClient as EpisodeClient
         from verifiers.v1.serve.types import RunRequest
 

@@ -16,7 +16,7 @@ from verifiers.v1.serve.encoding import msgpack_encoder
 from verifiers.v1.serve.types import RunRequest
 
 from ratchet.activities.envs.client import ABORTED, ROLLOUT, Reply
-from ratchet.activities.envs.samples import Reading, Rollout, from_episode
+from ratchet.activities.envs.samples import Reading, from_episode
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,11 @@ log = logging.getLogger(__name__)
 def encode(reply: Reply) -> bytes:
     """The reply as it is sent. Environments may put any numbers and objects into a record."""
     return msgspec.msgpack.encode(reply, enc_hook=msgpack_encoder)
+
+
+def _text(error: Exception) -> str:
+    """Its type and message, without what cannot be sent."""
+    return f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
 
 
 class RolloutServer(EnvServer):  # type: ignore[misc]
@@ -41,12 +46,7 @@ class RolloutServer(EnvServer):  # type: ignore[misc]
         # Requests start in the order in which they came, so whoever cancels one finds it.
         self._running[number] = task
         try:
-            data = encode(Reply(True, rollout=await self._play(msgspec.msgpack.decode(payload))))
-        except asyncio.CancelledError:
-            data = encode(Reply(False, ABORTED))
-        except Exception as error:
-            log.warning("rollout failed: %s", error, exc_info=True)
-            data = encode(Reply(False, f"{type(error).__name__}: {error}"))
+            data = await self._answer(msgspec.msgpack.decode(payload))
         finally:
             del self._running[number]
         try:
@@ -54,9 +54,22 @@ class RolloutServer(EnvServer):  # type: ignore[misc]
         except zmq.ZMQError as error:
             log.warning("the reply to a rollout cannot be sent: %s", error)
 
-    async def _play(self, asked: dict[str, Any]) -> Rollout:
-        wanted = RunRequest.model_validate(asked)
+    async def _answer(self, asked: dict[str, Any]) -> bytes:
+        try:
+            reading = msgspec.convert(asked["reading"], Reading)
+            episode = await self._play(RunRequest.model_validate(asked))
+        except asyncio.CancelledError:
+            return encode(Reply(ABORTED))
+        except Exception as error:
+            log.warning("a rollout was refused: %s", error, exc_info=True)
+            return encode(Reply(_text(error)))
+        try:
+            return encode(Reply(rollout=from_episode(episode, reading)))
+        except Exception as error:
+            log.exception("an episode cannot be read")
+            return encode(Reply(_text(error), played=True))
+
+    async def _play(self, wanted: RunRequest) -> Any:
         (slot,) = self.env.slots(self._build_task(wanted.task_data))
         context = self._context(wanted.client, wanted.model, wanted.sampling)
-        episode = await self.env.run_slot(slot, context)
-        return from_episode(episode, msgspec.convert(asked["reading"], Reading))
+        return await self.env.run_slot(slot, context)

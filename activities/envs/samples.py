@@ -350,6 +350,23 @@ def _bad_reward(traces: Sequence[Any]) -> dict[str, Any] | None:
     return {"type": "BadReward", "message": f"a reward is not a finite number{which}"}
 
 
+def _metrics(
+    traces: Sequence[Any],
+) -> tuple[dict[str, float | None], dict[str, Any] | None]:
+    """The metrics of all traces, and which of them is no number, if any: environments may write
+    them past verifiers' own methods.
+    """
+    metrics: dict[str, float | None] = {}
+    error = None
+    for name, value in (item for trace in traces for item in trace.metrics.items()):
+        try:
+            metrics[name] = None if value is None else float(value)
+        except (TypeError, ValueError):
+            message = f"metric {name!r} is {value!r}, which is no number"
+            error = error or {"type": "BadMetric", "message": message}
+    return metrics, error
+
+
 def _error_of(episode: Any) -> tuple[dict[str, Any] | None, bool]:
     """The rollout's error, if any, and whether the engine caused it."""
     for trace in episode.traces:
@@ -408,6 +425,8 @@ def from_episode(
                 error = {"type": "EmptyTrajectory", "message": "no sampled token came back"}
     rewards = [trace.reward for trace in traces]
     error = error or _bad_reward(traces)
+    metrics, bad = _metrics(traces)
+    error = error or bad
     finite = [reward for reward in rewards if math.isfinite(reward)]
     replies = [message for trace in traces for message in trace.assistant_messages]
     record: dict[str, Any] = {
@@ -419,12 +438,7 @@ def from_episode(
             for trace in traces
             for name, reward in trace.rewards.items()
         },
-        # Environments may write into them past verifiers' own methods.
-        "metrics": {
-            name: None if value is None else float(value)
-            for trace in traces
-            for name, value in trace.metrics.items()
-        },
+        "metrics": metrics,
         "truncated": any(trace.is_truncated for trace in traces),
         "stop": traces[-1].stop_condition if traces else None,
         "turns": sum(trace.num_turns for trace in traces),
@@ -454,7 +468,8 @@ def served_by(rollout: Rollout, served: Served) -> Rollout:
         version = served.version
     except UnusableTrace as unusable:
         error = {"type": "UnusableTrace", "message": str(unusable)}
-        return replace(rollout, samples=[], error=error)
+        record = {"sampled_tokens": rollout.sampled_tokens, **rollout.record}
+        return replace(rollout, samples=[], error=error, record=record)
     samples = [
         replace(sample, versions=[version if on else -1 for on in sample.loss_mask])
         for sample in rollout.samples

@@ -272,18 +272,19 @@ class RolloutActivities:
         config = self.ctx.config(input.run_id)
         played_by = config.sampler(work.env, work.kind)
         limit = config.env(work.env, work.kind).timeout_s
+        before = None
         if played_by is None:
-            before, lay_out = await self._label(input), None
+            before = await self._label(input)
             label = label_of(input.engine.model)
             reading = samples.Reading(before is not None, label, config.trainer.seq_len)
         else:
-            before, lay_out = None, await self._lay_out(input.run_id)
-            reading = samples.Reading()
+            await connection.client.import_episodes()
         try:
             async with self._executing(input.engine.url, played_by, limit) as url:
-                if url:
-                    request = frozen.at(request, url)
-                rollout = await connection.client.play(request, reading, lay_out)
+                if played_by is None:
+                    rollout = await connection.client.play(request, reading)
+                else:
+                    episode = await connection.client.episode(frozen.at(request, url))
         except TimeoutError:
             text = failures.out_of_time(work.kind, work.env, limit)
             rollout = samples.failed("Timeout", text)
@@ -293,7 +294,9 @@ class RolloutActivities:
                 await self._require_alive(connection)
             rollout = samples.failed("EnvServer", str(error))
         else:
-            if before is not None:
+            if played_by is not None:
+                rollout = await self._laid_out(input.run_id, episode)
+            elif before is not None:
                 after = await self._label(input)
                 assert after is not None, "an engine's label is there before and after"
                 rollout = samples.served_by(rollout, samples.Served(before, after))
@@ -376,12 +379,14 @@ class RolloutActivities:
             text = f"it does not say which weights it has: {type(error).__name__}: {error}"
             raise _EngineTrouble(text) from error
 
-    async def _lay_out(self, run_id: str) -> Callable[[Any], list[samples.RolloutSample]]:
-        """A function that renders a frozen model's text in the policy's tokens."""
+    async def _laid_out(self, run_id: str, episode: Any) -> samples.Rollout:
+        """The rollout of a frozen model's episode; its text is rendered in the policy's tokens."""
         layout = await self._layouts.layout(
             await self.policies.tokenizer(run_id), await self.policies.renderer(run_id)
         )
-        return layout.samples
+        return await asyncio.to_thread(
+            samples.from_episode, episode, samples.Reading(), layout.samples
+        )
 
     def _commit(self, run_id: str, document: dict[str, Any], attempt: str) -> dict[str, Any]:
         """Commits a rollout and returns the committed document, which may be another attempt's."""

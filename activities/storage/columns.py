@@ -44,6 +44,7 @@ def column(name: str, lists: Sequence[Sequence[Any] | None]) -> pa.ListArray:
         joined = array("i" if kind == "int32" else "d")
         for values in there:
             if isinstance(values, memoryview):
+                assert values.format == joined.typecode, "a view is of another column"
                 joined.frombytes(values.cast("B"))
             else:
                 joined.fromlist(values)

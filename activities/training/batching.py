@@ -23,6 +23,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from ratchet.activities.storage.batch import Sample
+from ratchet.activities.storage.columns import PER_TOKEN
 from ratchet.activities.training.attention import Layout, layout
 from ratchet.activities.training.loss import MemberCounts
 from ratchet.activities.training.packing import TOKENS, Cost, grid
@@ -95,9 +96,7 @@ def cut(sample: Sample, seq_len: int) -> Sample:
     """The first `seq_len` tokens of a sample, in all of its per-token lists."""
     length = len(sample.token_ids)
     lists: dict[str, Any] = {
-        field.name: value
-        for field in fields(sample)
-        if isinstance(value := getattr(sample, field.name), list)
+        name: value for name in PER_TOKEN if (value := getattr(sample, name)) is not None
     }
     for name, values in lists.items():
         assert len(values) == length, f"{name} is not aligned with token_ids"

@@ -2,9 +2,9 @@
 
 TOKENS (1000000) in rollouts of LENGTH (1000), of which the engine samples half, SIZE (8) a group,
 go the whole way by the code that takes them along in a run: the engine's reply becomes a trace in
-the env server, is sent to the rollout worker, becomes a stored rollout, is scored as part of a
-stored group, and becomes part of a batch, and the trainer's samples. What the engine, tokenizers,
-environments and the trainer compute is not in it.
+the env server and then samples, is sent to the rollout worker, becomes a stored rollout, is scored
+as part of a stored group, and becomes part of a batch, and the trainer's samples. What the engine,
+tokenizers, environments and the trainer compute is not in it.
 
 The last line of stdout is one JSON object: CPU seconds of each leg, by all threads, their sum, and
 `per_million_s`; `bytes` is what the store takes of each kind of artifact.
@@ -181,9 +181,7 @@ def measure(tokens: int, length: int, size: int, store: ArtifactStore) -> dict[s
 
     traces = legs.time("env_receives_reply_s", lambda: asyncio.run(receive()))
     read = legs.time("env_samples_s", lambda: [_read(trace) for trace in traces])
-    sent = legs.time(
-        "env_sends_samples_s", lambda: [encode(Reply(True, rollout=one)) for one in read]
-    )
+    sent = legs.time("env_sends_samples_s", lambda: [encode(Reply(rollout=one)) for one in read])
     replies = legs.time(
         "worker_receives_samples_s",
         lambda: [msgspec.msgpack.decode(one, type=Reply) for one in sent],

@@ -77,7 +77,7 @@ def apply() -> None:
         plain = logprobs_of(content, completion_ids)
         if plain is not None:
             return plain
-        if isinstance(content, list):
+        if isinstance(content, list) and content:
             entries = list(map(_named, content))
             choice = {**choice, "logprobs": {**choice["logprobs"], "content": entries}}
         logprobs: list[float] = parse(choice, completion_ids)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import importlib
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -11,14 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve import EnvServer
+from verifiers.v1.serve.types import RunRequest
 
 from ratchet.activities.contracts.rollouts import EngineTarget
-from ratchet.activities.envs import loading
-from ratchet.activities.envs.client import ABORTED, EnvClient
+from ratchet.activities.envs import loading, playing
+from ratchet.activities.envs.client import ABORTED, EnvClient, UnreadEpisode
 from ratchet.activities.envs.playing import RolloutServer
-from ratchet.activities.envs.samples import Reading, Rollout, RolloutSample
+from ratchet.activities.envs.samples import Reading, Rollout
 from ratchet.activities.rollouts import chat
 from ratchet.configs.env import SamplingConfig
 
@@ -116,8 +120,7 @@ async def test_a_rollout_comes_back_to_the_bit(kind: type[EnvServer]) -> None:
     """verifiers' own server stands for one that an older build started: it knows no rollouts."""
     async with engine_at() as (_, url), client_of(kind) as client:
         played = await asyncio.gather(*(client.play(request(url), CHAT) for _ in range(3)))
-        by_episodes = client._episodes is not None
-    assert by_episodes is (kind is EnvServer)
+        assert client._sends_episodes is (kind is EnvServer)
     for rollout in played:
         assert rollout.error is None
         (sample,) = rollout.samples
@@ -138,12 +141,13 @@ async def test_both_kinds_of_servers_say_the_same() -> None:
     assert timeless(own) == timeless(other)
 
 
-async def test_the_caller_may_lay_out_what_has_no_tokens() -> None:
+async def test_who_reads_episodes_gets_them_and_others_get_rollouts() -> None:
     async with engine_at() as (_, url), client_of(RolloutServer) as client:
-        sample = RolloutSample([5], [True], [0.0], [-1])
-        played = await client.play(request(url), Reading(), lambda trace: [sample])
-        assert played.samples == [sample] and played.reward == 1
+        episode = await client.episode(request(url))
+        (trace,) = episode.traces
+        assert trace.last_reply == "cba"
         assert (await client.play(request(url), CHAT)).sampled_tokens == 2
+        assert not client._sends_episodes
 
 
 @pytest.mark.parametrize("kind", [RolloutServer, EnvServer])
@@ -166,8 +170,9 @@ async def _until_it_waits(engine: Engine, playing: asyncio.Task[Rollout]) -> Non
             await asyncio.sleep(0.01)
 
 
-async def test_who_cancels_ends_the_rollout() -> None:
-    async with engine_at() as (engine, url), client_of(RolloutServer) as client:
+@pytest.mark.parametrize("kind", [RolloutServer, EnvServer])
+async def test_who_cancels_ends_the_rollout(kind: type[EnvServer]) -> None:
+    async with engine_at() as (engine, url), client_of(kind) as client:
         engine.answers = False
         playing = asyncio.create_task(client.play(request(url), CHAT))
         await _until_it_waits(engine, playing)
@@ -185,12 +190,57 @@ async def test_a_rollout_that_ends_itself_is_aborted() -> None:
     """As one does whose environment cancels its own task."""
 
     class Fickle(RolloutServer):
-        async def _play(self, asked: dict[str, Any]) -> Rollout:
+        async def _play(self, wanted: RunRequest) -> Any:
             raise asyncio.CancelledError
 
     async with client_of(Fickle) as client:
         with pytest.raises(RuntimeError, match=f"^{ABORTED}$"):
             await client.play(request("http://127.0.0.1:9"), CHAT)
+
+
+async def test_a_refusal_says_what_it_can(caplog: pytest.LogCaptureFixture) -> None:
+    # Test runners cannot pass such a line on.
+    caplog.set_level(logging.CRITICAL, logger=playing.__name__)
+
+    class Odd(RolloutServer):
+        async def _play(self, wanted: RunRequest) -> Any:
+            raise ValueError("half a letter: \ud800")
+
+    async with client_of(Odd) as client:
+        with pytest.raises(RuntimeError, match=r"^ValueError: half a letter: \\ud800$"):
+            await client.play(request("http://127.0.0.1:9"), CHAT)
+
+
+@pytest.mark.parametrize("wrong", [None, object()])
+async def test_an_episode_that_cannot_be_read_or_sent_is_no_rollout(wrong: Any) -> None:
+    """Nothing of it is stored, since the environment did what it should."""
+
+    class Broken(RolloutServer):
+        async def _play(self, wanted: RunRequest) -> Any:
+            if wrong is None:
+                return None
+            trace = {"task": {"type": "T", "data": TASK}, "agent": {"config": {}}}
+            episode = WireEpisode.model_validate({"task": trace["task"], "traces": [trace]})
+            episode.traces[0].stop_condition = wrong
+            return episode
+
+    async with client_of(Broken) as client:
+        with pytest.raises(UnreadEpisode):
+            await client.play(request("http://127.0.0.1:9"), CHAT)
+
+
+async def test_records_may_hold_numbers_of_any_kind() -> None:
+    class Numbers(RolloutServer):
+        async def _play(self, wanted: RunRequest) -> Any:
+            episode = await super()._play(wanted)
+            episode.traces[0].metrics["numpy"] = np.float32(0.5)
+            episode.traces[0].rewards["similarity"].weight = np.float64(2.0)
+            return episode
+
+    async with engine_at() as (_, url), client_of(Numbers) as client:
+        rollout = await client.play(request(url), CHAT)
+    assert rollout.record["metrics"]["numpy"] == 0.5 and rollout.reward == 2.0
+    json.dumps(rollout.record)
 
 
 def test_a_rollout_worker_imports_no_verifiers(tmp_path: Path) -> None:

@@ -115,6 +115,13 @@ def reply(entries: list[Any], **changes: Any) -> bytes:
     return json.dumps({"request_id": "r", "choices": [choice], "usage": {"a": [1]}}).encode()
 
 
+@pytest.mark.parametrize("choice", [{"logprobs": None}, {}, {"logprobs": {"content": []}}])
+def test_a_reply_without_logprobs_is_explained_by_renderers(choice: dict[str, Any]) -> None:
+    ratchet_compat.apply()
+    with pytest.raises(client.MalformedGenerateResponseError):
+        client._parse_completion_logprobs(choice, [7, 8])
+
+
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=9))
 def test_a_reply_is_read_to_the_bit_without_what_nobody_uses(logprobs: list[float]) -> None:
     ratchet_compat.apply()

@@ -219,6 +219,8 @@ def test_a_chat_may_lack_token_ids_and_logprobs() -> None:
     assert to_document(rollout)["sampled_tokens"] == 7
     unnamed = chatted(_episode(nodes, info={}), "default", "default")
     assert unnamed.error is not None and "'default', which names no version" in str(unnamed.error)
+    unnamed = chatted(_episode([_node(None, []), bare], info={}), "default", "default")
+    assert unnamed.samples == [] and to_document(unnamed)["sampled_tokens"] == 2
 
 
 def test_tokens_of_the_template_may_lie_between_those_that_were_sampled() -> None:
@@ -232,8 +234,21 @@ def test_tokens_of_the_template_may_lie_between_those_that_were_sampled() -> Non
 def test_metrics_are_numbers_whatever_an_environment_wrote() -> None:
     episode = _episode([_node(None, [1]), _node(0, [2], 1)])
     episode.traces[0].metrics |= {"flag": True, "text": "1.5", "none": None}
-    metrics = read(episode).record["metrics"]
+    rollout = read(episode)
+    metrics = rollout.record["metrics"]
     assert repr(metrics) == "{'m': 2.0, 'flag': 1.0, 'text': 1.5, 'none': None}"
+    assert rollout.error is None
+    episode.traces[0].metrics["bad"] = "n/a"
+    rollout = read(episode)
+    assert rollout.record["metrics"] == metrics and rollout.error is not None
+    assert rollout.error["message"] == "metric 'bad' is 'n/a', which is no number"
+
+
+def test_an_engine_that_failed_is_named_before_a_metric() -> None:
+    errors = [{"type": "ProviderError", "message": "gone", "status_code": 503}]
+    episode = _episode([], ok=False, errors=errors)
+    episode.traces[0].metrics["bad"] = "n/a"
+    assert read(episode).provider
 
 
 def test_version_labels() -> None:

@@ -17,8 +17,9 @@ from temporalio.testing import ActivityEnvironment
 
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork, Kind, RunRolloutsInput
-from ratchet.activities.envs.client import ABORTED
-from ratchet.activities.envs.samples import Rollout, failed
+from ratchet.activities.contracts.training import label_of
+from ratchet.activities.envs.client import ABORTED, UnreadEpisode
+from ratchet.activities.envs.samples import Reading, Rollout, failed
 from ratchet.activities.rollouts import activities as rooms_module
 from ratchet.activities.rollouts import patience
 from ratchet.activities.rollouts.activities import RolloutActivities
@@ -43,8 +44,9 @@ class Env:
     def __init__(self, *, slow: int = 0, refusal: str = "") -> None:
         self.played, self.slow, self.refusal = 0, slow, refusal
 
-    async def play(self, *request: Any) -> Rollout:
+    async def play(self, request: dict[str, Any], reading: Reading) -> Rollout:
         self.played += 1
+        self.reading = reading
         if self.played <= self.slow:
             await asyncio.Event().wait()
         if self.refusal:
@@ -76,13 +78,15 @@ class Rooms(RolloutActivities):
     async def _request(self, given: RunRolloutsInput, task: dict[str, Any]) -> dict[str, Any]:
         return {"sampling": {"temperature": 1.0}}
 
-    def start(self, finalize_from: int | None = None) -> asyncio.Task[Any]:
+    def start(self, finalize_from: int | None = None, model: str = "m") -> asyncio.Task[Any]:
         """One attempt at the group."""
         environment = ActivityEnvironment()
         environment.info = replace(environment.info, workflow_id="d")
         environment.on_heartbeat = self._beat
         work = GroupWork("train/0", "train", "reverse-text", 0, SIZE)
-        given = RunRolloutsInput("r", work, EngineTarget(0, 0, "http://e:1", "m", 0), "tcp://env:1")
+        given = RunRolloutsInput(
+            "r", work, EngineTarget(0, 0, "http://e:1", model, 0), "tcp://env:1"
+        )
         given = replace(given, finalize_from=finalize_from)
         return asyncio.create_task(environment.run(self.run_rollouts, given))
 
@@ -217,10 +221,37 @@ async def test_what_an_env_server_refuses_is_a_rollout(
     assert documents.read(rooms.ctx.store, ref)["error"]["message"] == refusal
 
 
+class BlindEnv(Env):
+    """An env server that cannot read what was played."""
+
+    async def play(self, request: dict[str, Any], reading: Reading) -> Rollout:
+        raise UnreadEpisode("AttributeError: no such field")
+
+
+async def test_an_episode_that_nobody_can_read_fails_the_attempt(tmp_path: Path) -> None:
+    rooms = Rooms(tmp_path, BlindEnv())
+    with pytest.raises(UnreadEpisode):
+        await rooms.start()
+    assert rooms.stored() == [False] * SIZE
+
+
+async def test_how_an_episode_is_read(tmp_path: Path) -> None:
+    """Adapters have a label of their own, and a prompt that is too long names the limit."""
+    env = Env()
+    rooms = Rooms(tmp_path, env)
+    await rooms.start()
+    seq_len = rooms.ctx.config("r").trainer.seq_len
+    assert env.reading == Reading(chat=False, label="", seq_len=seq_len) and seq_len > 0
+    rooms = Rooms(tmp_path / "adapter", env)
+    await rooms.start(model="r@7.12b")
+    assert env.reading == Reading(label=label_of("r@7.12b"), seq_len=seq_len)
+    assert env.reading.label == "7.12b"
+
+
 class SlowEnv(Env):
     """An env server whose rollouts reach their time limit."""
 
-    async def play(self, *request: Any) -> Rollout:
+    async def play(self, request: dict[str, Any], reading: Reading) -> Rollout:
         raise TimeoutError
 
 

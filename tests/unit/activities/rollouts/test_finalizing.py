@@ -9,7 +9,7 @@ from temporalio.testing import ActivityEnvironment
 
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import FinalizeGroupInput, GroupResult, GroupWork
-from ratchet.activities.envs.samples import Rollout, failed
+from ratchet.activities.envs.samples import Reading, Rollout, failed
 from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.store import StoreUnavailable
 from tests.unit.activities.envs.test_samples import _episode, _node, read
@@ -24,7 +24,7 @@ class Player(Env):
 
     broken = False
 
-    async def play(self, *request: Any) -> Rollout:
+    async def play(self, request: dict[str, Any], reading: Reading) -> Rollout:
         self.played += 1
         if self.broken and self.played == 1:
             return failed("HarnessError", "no")

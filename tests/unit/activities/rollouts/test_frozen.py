@@ -17,7 +17,6 @@ from ratchet.activities.contracts.rollouts import EngineTarget, GroupWork, RunRo
 from ratchet.activities.envs.rendering import renderer_config
 from ratchet.activities.envs.samples import (
     Reading,
-    Rollout,
     RolloutSample,
     from_episode,
     to_document,
@@ -248,12 +247,15 @@ class Client:
         self._error = error
         self.busy = self.most = 0
 
-    async def play(self, *request: Any) -> Rollout:
+    async def import_episodes(self) -> None:
+        pass
+
+    async def episode(self, request: Any) -> Any:
         self.busy += 1
         self.most = max(self.most, self.busy)
         await asyncio.sleep(self._takes_s)
         self.busy -= 1
-        return from_episode(_episode([], ok=False, errors=[self._error]), Reading())
+        return _episode([], ok=False, errors=[self._error])
 
 
 async def _play(tmp_path: Path, client: Client, count: int) -> list[Any]:
