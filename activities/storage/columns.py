@@ -60,8 +60,8 @@ def plain(column: pa.ChunkedArray | pa.Array, *, views: bool = False) -> list[An
     """The values of a column, None where they are absent. Items of lists are never absent.
 
     Lists are cut out of all their items, since pyarrow makes an object of its own of each item that
-    it is asked for. With `views`, they are memoryviews, whose items become objects when they are
-    read: for those who hand most of them on.
+    it is asked for. With `views`, each list is a memoryview, and an item becomes an object only
+    when it is read; a batch hands most items on without a look.
     """
     import pyarrow as pa
 
