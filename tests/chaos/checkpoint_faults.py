@@ -5,6 +5,7 @@ had written by then can be told from a write that was complete.
 """
 
 import asyncio
+import fnmatch
 import itertools
 import os
 import signal
@@ -22,16 +23,31 @@ from tests.chaos.world import TARGET_WITHIN_S, NotLanded, World, target, until_g
 CHECKPOINT_WITHIN_S = 60.0
 
 
-def _seen(root: Path, pattern: str, known: set[Path]) -> Path | None:
-    return next((path for path in root.glob(pattern) if path not in known), None)
+def _seen(root: Path, pattern: str, known: set[str]) -> Path | None:
+    """What matches `pattern`, 'folder/file', in a folder of `root` that is not among `known`."""
+    folders, _, files = pattern.partition("/")
+    # Names alone: to look into all folders of a long run takes longer than a commit.
+    fresh = fnmatch.filter(_names(root) - known, folders)
+    return next((path for name in fresh for path in (root / name).glob(files)), None)
+
+
+def _names(root: Path) -> set[str]:
+    return set(os.listdir(root)) if root.is_dir() else set()
 
 
 def strike(pid: int, root: Path, pattern: str, stop: threading.Event) -> Path | None:
-    """Freezes `pid` as soon as something new matches; that, or None when told to stop.
+    """Freezes `pid` as soon as a folder that was empty or absent holds something that matches;
+    that, or None when told to stop.
 
     Stopped first and killed by the caller: what it had written by then stays as it was.
     """
-    known = set(root.glob(pattern))
+    folders, _, files = pattern.partition("/")
+    names = _names(root)
+    known = {
+        name
+        for name in names
+        if not fnmatch.fnmatch(name, folders) or any((root / name).glob(files))
+    }
     while not stop.is_set():
         if found := _seen(root, pattern, known):
             os.kill(pid, signal.SIGSTOP)

@@ -173,6 +173,24 @@ def test_strike_stops_a_process_as_soon_as_something_appears(
         process.wait()
 
 
+def test_looking_for_a_commit_opens_no_folder_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("old@a", "new@b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").touch()
+    listed, opened = os.scandir, []
+
+    def scanning(path: Any = ".") -> Any:
+        opened.append(Path(path).name)
+        return listed(path)
+
+    monkeypatch.setattr(os, "scandir", scanning)
+    found = checkpoint_faults._seen(tmp_path, "*@*/*", {"old@a"})
+    assert found == tmp_path / "new@b" / "x"
+    assert "new@b" in opened and "old@a" not in opened
+
+
 async def test_worker_is_killed_inside_a_commit_and_not_after_one(
     stack: ChaosStack, tmp_path: Path, looked: threading.Event
 ) -> None:
