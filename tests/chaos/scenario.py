@@ -44,6 +44,7 @@ OVERRIDES = (
     "checkpoint.keep_last=1000000",
     "retention.weights=all",
     "retention.batches=all",
+    "retention.rollouts=all",
     "dispatch.generation_events=600",
     "trainer.optim.lr=1e-4",
     "filters.post_batch=[]",

@@ -7,7 +7,8 @@ import pytest
 from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.store import MARKER, ArtifactStore
-from tests.chaos import stored
+from ratchet.configs.load import load
+from tests.chaos import scenario, stored
 from tests.chaos.history import Evidence, references
 from tests.unit.chaos.evidence import RUN, STEPS, good_run
 
@@ -109,3 +110,9 @@ def test_missing_record_of_a_step(store: ArtifactStore) -> None:
 def test_references_are_found_wherever_they_are() -> None:
     ref = {"key": "k", "sha256": "s", "size": 1, "path": "p", "attempt": ""}
     assert list(references({"a": [{"b": ref}, 1], "c": None})) == [("k", "s", "p")]
+
+
+def test_the_run_of_the_suite_keeps_everything_that_it_judges() -> None:
+    config = load(scenario.CONFIG, list(scenario.OVERRIDES))
+    kept = config.retention.model_dump()
+    assert kept == dict.fromkeys(kept, "all"), "what retention deletes would count as never written"
