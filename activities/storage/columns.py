@@ -60,7 +60,7 @@ def plain(column: pa.ChunkedArray | pa.Array, *, views: bool = False) -> list[An
     """The values of a column, None where they are absent. Items of lists are never absent.
 
     Lists are cut out of all their items, since pyarrow makes an object of its own of each item that
-    it is asked for. With `views`, each list is a memoryview, and an item becomes an object only
+    is read through it. With `views`, each list is a memoryview, and an item becomes an object only
     when it is read; a batch hands most items on without a look.
     """
     import pyarrow as pa

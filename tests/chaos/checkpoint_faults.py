@@ -27,12 +27,9 @@ def _seen(root: Path, pattern: str, known: set[str]) -> Path | None:
     """What matches `pattern`, 'folder/file', in a folder of `root` that is not among `known`."""
     folders, _, files = pattern.partition("/")
     # Names alone: to look into all folders of a long run takes longer than a commit.
-    fresh = fnmatch.filter(_names(root) - known, folders)
+    names = os.listdir(root) if root.is_dir() else []
+    fresh = fnmatch.filter(set(names) - known, folders)
     return next((path for name in fresh for path in (root / name).glob(files)), None)
-
-
-def _names(root: Path) -> set[str]:
-    return set(os.listdir(root)) if root.is_dir() else set()
 
 
 def strike(pid: int, root: Path, pattern: str, stop: threading.Event) -> Path | None:
@@ -41,13 +38,7 @@ def strike(pid: int, root: Path, pattern: str, stop: threading.Event) -> Path | 
 
     Stopped first and killed by the caller: what it had written by then stays as it was.
     """
-    folders, _, files = pattern.partition("/")
-    names = _names(root)
-    known = {
-        name
-        for name in names
-        if not fnmatch.fnmatch(name, folders) or any((root / name).glob(files))
-    }
+    known = {path.relative_to(root).parts[0] for path in root.glob(pattern)}
     while not stop.is_set():
         if found := _seen(root, pattern, known):
             os.kill(pid, signal.SIGSTOP)
