@@ -15,8 +15,9 @@ command -v "$PYTHON" >/dev/null || {
 BIN=$(cd "$VENV/bin" && pwd)
 "$BIN/pip" install -q "uv==$(sed -n 's/^UV_VERSION := //p' Makefile)"
 "$BIN/uv" pip compile -q --python "$BIN/python" -c requirements/cpu.lock \
-    --override requirements/override.txt \
-    pyproject.toml --extra api --extra rollout tests/nightly/python313.in \
+    --override requirements/override.txt --override requirements/source-only.txt \
+    --override requirements/newer.txt pyproject.toml \
+    --extra rollout --extra stack --extra reasoning-gym tests/nightly/python313.in \
     -o "$VENV/requirements.txt"
 "$BIN/uv" pip install -q --python "$BIN/python" --no-deps -r "$VENV/requirements.txt"
 "$BIN/uv" pip install -q --python "$BIN/python" --no-deps --no-build-isolation -e .
@@ -43,7 +44,9 @@ PROGRAM
 # What needs torch, an engine or a browser is left out, and so are the histories recorded on 3.11:
 # 3.12 and later do not replay them (`ratchet.worker.versioning`).
 "$BIN/python" -m pytest -q -p no:cacheprovider -n 2 --dist loadfile -m "not long and not nightly and not alone" \
-    --ignore tests/unit/api/dashboard/test_pages.py \
+    --ignore tests/unit/api/dashboard/test_pages.py --ignore tests/unit/api/dashboard/test_timeline.py \
+    --deselect tests/unit/api/client/test_export.py::test_an_adapter_alone_is_merged_into_version_0 \
+    --deselect tests/unit/api/client/test_export.py::test_a_merge_that_fails_says_why_and_leaves_nothing \
     tests/unit/{api,configs,workflows} tests/workflow/test_{preflight,sandbox,training_run}.py \
     tests/unit/activities/{envs,hosting,rollouts,storage} \
     tests/unit/activities/scoring/test_{algorithms,filters,references,scoring,subsets}.py
