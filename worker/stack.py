@@ -345,14 +345,18 @@ class Stack:
     def _stop_supervisor(self) -> None:
         """Ends a supervisor that is not this process; what it started is recorded."""
         deadline = time.monotonic() + SUPERVISOR_ENDS_WITHIN_S
-        number = signal.SIGTERM
+        number, ending = signal.SIGTERM, set[psutil.Process]()
         while (pid := supervisor_of(self.home)) not in (None, os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                supervisor = psutil.Process(pid)
+                supervisor.send_signal(number)
+                ending.add(supervisor)
             if time.monotonic() > deadline:
                 number = signal.SIGKILL
             time.sleep(0.2)
             self.record = _recorded(self.file)
+        # It is there for a moment after it has let its lock go.
+        psutil.wait_procs(ending, timeout=GRACE_S)
 
     def _stop(self, names: list[str]) -> None:
         processes = [p for p in (self.alive(name) for name in names) if p is not None]

@@ -382,6 +382,8 @@ def test_a_refused_port_is_final(
     assert Stack(tmp_path).record["processes"] == {}
 
 
+IMPORTS = "import time; time.sleep(600)"
+"""It has not come to its lock."""
 MINDS = """
 import os, sys, time
 from pathlib import Path
@@ -391,18 +393,21 @@ with only_supervisor(Path(os.environ["RATCHET_HOME"])):
     services_file(Path(os.environ["RATCHET_HOME"])).write_text("[]")
     time.sleep(600)
 """
+LINGERS = f"""
+import atexit, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+atexit.register(time.sleep, 1)
+{MINDS}"""
+"""It lets its lock go a second before it ends."""
 
 
-@pytest.mark.parametrize("imports", [True, False])
-def test_down_ends_a_supervisor_that_has_only_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imports: bool
-) -> None:
+@pytest.mark.parametrize("code", [IMPORTS, MINDS, LINGERS], ids=["imports", "minds", "lingers"])
+def test_down_ends_a_supervisor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     (tmp_path / "logs").mkdir()
     stack = Stack(tmp_path)
-    code = "import time; time.sleep(600)" if imports else MINDS
     command = [sys.executable, "-P", "-c", code]
     monkeypatch.setattr(stacks, "module_command", lambda module: command)
-    if imports:
+    if code == IMPORTS:
         monkeypatch.setattr(stacks, "READY_WITHIN_S", 0.0)
         with pytest.raises(stacks.StackError, match="no supervisor"):
             stack.supervise()
