@@ -100,7 +100,8 @@ long-others:
 # What takes long, in parts of at most an hour; all of them without PART. docs/nightly.md has the last
 # result of each.
 #   PART=tests       the trainer's kills, replays, ranks and memory; what the preflight refuses
-#   PART=stack       on real stacks: a run paused, resumed and forked, a power cut, the wheel, 100,000 runs
+#   PART=stack       on real stacks: a run paused, resumed and forked, a power cut, the wheel
+#   PART=many-runs   100,000 runs of one Temporal
 #   PART=soak        45 minutes of faults
 #   PART=examples    every example config
 #   PART=bench       overlap, utilization, learning, load and gate
@@ -108,13 +109,16 @@ long-others:
 #   PART=python313   client, API and rollout on Python 3.13
 #   PART=images      images built without a container engine, and a short run on them; as root
 #   PART=mutants     which changes of the code no test notices
-NIGHTLY := tests stack soak examples bench growth python313 images mutants
+NIGHTLY := tests stack many-runs soak examples bench growth python313 images mutants
+MANY_RUNS := tests/e2e/test_many_runs.py
 nightly: $(addprefix nightly-,$(or $(PART),$(NIGHTLY)))
 nightly-tests: setup browser
 	$(BIN)/python -m pytest -q -n 2 $(SIDE_BY_SIDE) -m "nightly and not e2e and not alone" tests
 	$(BIN)/python -m pytest -q -m "nightly and not e2e and alone" tests
 nightly-stack: setup browser
-	$(BIN)/python -m pytest -q -m "nightly and e2e" tests
+	$(BIN)/python -m pytest -q -m "nightly and e2e" --ignore $(MANY_RUNS) tests
+nightly-many-runs: setup
+	$(BIN)/python -m pytest -q -s -m nightly $(MANY_RUNS)
 nightly-soak:
 	$(MAKE) chaos SOAK=45m EVERY=120s
 nightly-examples: examples
