@@ -47,11 +47,11 @@ def test_chunks_are_bounded_and_read_as_one(
 
 def test_a_sample_just_taken_gives_way(store: ArtifactStore) -> None:
     growing = Series("r", "w")
-    for at, replace_after in ((5.0, 4.0), (5.5, 4.5), (9.0, 8.0), (9.5, None)):
+    for at, replace_after in ((5.0, 4.0), (5.5, 4.5), (9.0, 8.0), (9.5, None), (10.0, 9.5)):
         growing.add({"time": at}, replace_after=replace_after).write(store)
-    assert [sample["time"] for sample in _pages(store, 10)] == [5.5, 9.0, 9.5]
+    assert [sample["time"] for sample in _pages(store, 10)] == [5.5, 9.0, 9.5, 10.0]
     with pytest.raises(AssertionError, match="ascending"):
-        growing.add({"time": 9.5})
+        growing.add({"time": 10.0})
 
 
 def test_chunks_that_end_before_the_cursor_are_not_read(

@@ -26,13 +26,15 @@ COUNTS = MemberCounts(ref_kl=6)
 ENTROPY = torch.tensor([[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]], dtype=torch.float64)
 
 
-def stats(ref_kl: LossTerms | None = None, **streams: torch.Tensor) -> dict[str, float]:
+def stats(
+    ref_kl: LossTerms | None = None, entropy: torch.Tensor = ENTROPY, **streams: torch.Tensor
+) -> dict[str, float]:
     """Metrics of one micro-batch of two envs, three tokens each."""
     inputs = LossInputs(T, I, A, MASK, **streams)
     rl = rl_terms(T, I, A, MASK, DefaultLossConfig(), streams.get("rl_weights"))
     first = torch.tensor([[True] * 3 + [False] * 3])
     made = TokenStats()
-    made.add(inputs, rl, ENTROPY, mismatch_kl(T, I, MASK), {"a": first, "b": ~first}, ref_kl)
+    made.add(inputs, rl, entropy, mismatch_kl(T, I, MASK), {"a": first, "b": ~first}, ref_kl)
     return made.metrics()
 
 
@@ -54,6 +56,11 @@ def test_families_agree_with_the_golden_vectors() -> None:
     assert found["entropy/all/std"] == pytest.approx(math.sqrt(35 / 12))
     assert found["kl_ent_ratio/mean"] == pytest.approx(found["mismatch_kl/all/mean"] / 3.5)
     assert not any(key.startswith(("ref_kl", "nll")) for key in found)
+
+
+def test_a_policy_that_is_certain_has_no_ratio_to_its_entropy() -> None:
+    found = stats(entropy=torch.zeros_like(ENTROPY))
+    assert found["entropy/all/mean"] == 0 and "kl_ent_ratio/mean" not in found
 
 
 def test_reference_and_cross_entropy_are_about_their_members_alone() -> None:

@@ -44,9 +44,11 @@ def test_labels_of_a_push_that_failed_are_rejected() -> None:
 
 
 def test_labels_of_tries_before_the_one_that_passed_are_rejected() -> None:
-    pushes, part, _ = made(hosts := engines())
-    pushes.on_verified(hosts[0], pushes.start(hosts[0]), ["0.1a"])
-    assert part.rejected_labels == ["0.1a"] and hosts[0].verified == 0
+    pushes, part, woken = made(hosts := engines())
+    push = pushes.start(hosts[0])
+    woken.clear()
+    pushes.on_verified(hosts[0], push, ["0.1a"])
+    assert part.rejected_labels == ["0.1a"] and hosts[0].verified == 0 and woken
 
 
 def test_no_two_pushes_have_a_label_in_common() -> None:

@@ -82,7 +82,7 @@ def run(store: ArtifactStore, made: Path) -> RunState:
     trained = [TrainedBatch(4, gone[0], 1)]
     state = RunState(
         Lifecycle("running"),
-        live=LiveConfig({"max_steps": 12}, revision=1),
+        live=LiveConfig({"max_steps": 12}, revision=1, pending=True),
         servers=ServersState(weights=weights),
         trainer=TrainerState(
             EPOCH,
@@ -170,6 +170,7 @@ def check(store: ArtifactStore, after: RunState, to: str, before: RunState) -> N
     shown = [(f / "optimizer" / "shard-00001.safetensors").exists() for f in folders]
     assert shown == [False, True], "what a rank wrote of the optimizer is no part of weights"
     assert after.dispatch.requeued == ["train/45"]
+    assert (after.live.revision, after.live.pending) == (0, False), "its config has all changes"
     assert after.dispatch.generations[-1].lease.next_train == 50
 
 

@@ -6,7 +6,14 @@ from datetime import timedelta
 import pytest
 
 from ratchet.workflows.protocol.errors import RunFailed
-from ratchet.workflows.protocol.state import HostState, PermitsState, RunState, Waiting
+from ratchet.workflows.protocol.state import (
+    GenerationState,
+    HostState,
+    Lease,
+    PermitsState,
+    RunState,
+    Waiting,
+)
 from ratchet.workflows.rules.live_config import limits_of
 from ratchet.workflows.run.status import RunLog, details, memo, shown_status
 from tests.unit.workflows.support import config
@@ -72,6 +79,20 @@ def test_the_page_names_the_servers_that_are_down_and_why() -> None:
     down = [line for line in lines if ": down" in line]
     assert down == ["- engine-1: down", "- trainer-0: down (CUDA error)"]
     assert not any("engine-0" in line for line in lines)
+
+
+def test_the_page_names_the_generations_that_dispatch() -> None:
+    state = at("running")
+    state.dispatch.generations = [
+        GenerationState(1, Lease(), started=True, state="closed"),
+        GenerationState(2, Lease(), started=True, inflight_train=8, waiting_for="permits"),
+        GenerationState(3, Lease(), inflight_eval=4),
+    ]
+    lines = details(config(), state, None, []).splitlines()
+    assert [line for line in lines if "generation" in line] == [
+        "- dispatch generation 2: 8 train and 0 eval rollouts in flight, waits for permits",
+        "- dispatch generation 3: 0 train and 4 eval rollouts in flight",
+    ]
 
 
 class Timed(RunLog):
