@@ -516,9 +516,12 @@ async def test_a_signal_that_comes_with_the_first_task_is_read_as_any_other(
         assert result["end_reason"] == "stopped at step 0: enough"
 
 
-async def test_eval_asked_for_before_the_first_version_is_made_there(temporal: Client) -> None:
+@pytest.mark.parametrize("skips", [True, False])
+async def test_an_eval_requested_before_the_first_version_is_made_there_once(
+    temporal: Client, skips: bool
+) -> None:
     async with world_of(temporal) as world:
-        evals = {**config()["eval"], "interval": 1000, "skip_first_step": True}
+        evals = {**config()["eval"], "interval": 1000, "skip_first_step": skips}
         world.holds = {"policy"}
         handle = await start(world, max_steps=2, eval=evals)
         await handle.signal("trigger_eval")

@@ -30,6 +30,14 @@ async def test_an_eval_says_what_it_was_made_of(temporal: Client) -> None:
         assert told["versions"][1] == told["version"]
 
 
+async def test_weights_whose_bits_are_not_compared_are_warned_of_once(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.unverified = "a.weight is held by Fp8LinearMethod"
+        handle = await start(world, max_steps=3, eval={})
+        assert (await handle.result())["warnings"] == [f"engine-0: {world.unverified}"]
+        assert len(world.pushes) >= 3
+
+
 async def test_what_is_ignored_in_a_signal_is_warned_of(temporal: Client) -> None:
     async with world_of(temporal) as world:
         handle = await start(world, max_steps=1000, eval={})

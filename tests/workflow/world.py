@@ -182,6 +182,8 @@ class World:
     needed: dict[int, list[int]] = field(default_factory=dict)
     other_bits: set[int] = field(default_factory=set)
     labels: dict[int, str] = field(default_factory=dict)
+    unverified: str = ""
+    """What engines say that they cannot compare."""
     refused: set[str] = field(default_factory=set)
     sampled: dict[str, set[str]] = field(default_factory=dict)
     playing: dict[int, list[str]] = field(default_factory=dict)
@@ -534,7 +536,14 @@ class World:
             self.events.append(f"gate refused v{arg.version}")
             text = "canary token 3: engine -1.5, trainer -1.2"
             raise ApplicationError(text, label, type=names.GATE_FAILED, non_retryable=True)
-        return SyncResult(arg.version, label, 1e-6, model=adapter, seconds=PUSH_SECONDS)
+        return SyncResult(
+            arg.version,
+            label,
+            1e-6,
+            unverified=self.unverified,
+            model=adapter,
+            seconds=PUSH_SECONDS,
+        )
 
     @activity.defn(name=names.RECORD_STEP)
     async def record_step(self, record: StepRecord) -> None:
