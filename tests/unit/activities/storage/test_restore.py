@@ -287,6 +287,23 @@ def test_the_one_before_a_damaged_one_is_used(
     assert not [key for key in everything(store, NEXT) if "30" in key or "31" in key]
 
 
+def test_the_one_before_one_that_was_deleted_meanwhile_is_used(
+    store: ArtifactStore, source: dict[int, ArtifactRef], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Retention deletes it after it was listed."""
+    committed = ArtifactStore.committed
+
+    def deleted_before(store: ArtifactStore, key: str) -> ArtifactRef | None:
+        if key == source[30].key and (ref := committed(store, key)):
+            store.delete(ref)
+        return committed(store, key)
+
+    monkeypatch.setattr(ArtifactStore, "committed", deleted_before)
+    result = restore(store)
+    assert result.checkpoint.step == 20
+    assert "it was deleted in the meantime; that of step 20 is used" in result.refused[0]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
