@@ -93,7 +93,9 @@ def test_a_step_by_as_many_threads_as_it_was_recorded_with(
     made.train(trainer, "x", range(1, 2))
     made.save(trainer, "x", 1)
     assert replay.main(["x", "--from", "0", "--store", made.store.url]) == 0
-    report = json.loads(capfd.readouterr().out.splitlines()[-1])
+    said = capfd.readouterr()
+    report = json.loads(said.out.splitlines()[-1])
+    assert "from runs/x/" in said.out + said.err and "goes on from" not in said.out + said.err
     assert [row["kind"] for row in report["compared"]] == ["weights", "checkpoint"]
     assert report["equal"] and report["torch_threads"] == torch.get_num_threads() == 1
 

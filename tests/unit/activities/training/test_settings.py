@@ -56,6 +56,12 @@ def test_resume_is_bitwise(tmp_path: Path, policy: Path, section: dict[str, Any]
     assert not all(straight[name].equal(start[name]) for name in straight)
 
 
+def test_a_step_has_the_threads_that_the_config_names(policy: Path) -> None:
+    torch.set_num_threads(2)
+    Trainer().load(policy, config(threads=1), checkpoint=False)
+    assert torch.get_num_threads() == 1
+
+
 def test_packed_and_padded_steps_agree(tmp_path: Path, policy: Path) -> None:
     metrics = {}
     for packing in (True, False):
