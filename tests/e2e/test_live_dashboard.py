@@ -25,7 +25,8 @@ async def test_a_live_run_from_launch_to_fork(stack: Stack) -> None:
         await reader.open("#/launch", '="launch"')
         text = (ROOT / "configs" / "examples" / "reverse_text.toml").read_text()
         # It goes on until it is stopped, however long a browser takes.
-        assert (endless := text.replace("max_steps = 32", "max_steps = 10_000")) != text
+        endless = text.replace("max_steps = 32", "max_steps = 10_000")
+        assert endless != text
         await page.get_by_label("Language of the text").select_option("toml")
         await page.get_by_label("Config as text").fill(endless)
         await page.locator(".verdict .fine").wait_for()
