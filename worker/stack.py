@@ -355,7 +355,7 @@ class Stack:
                 number = signal.SIGKILL
             time.sleep(0.2)
             self.record = _recorded(self.file)
-        # It is there for a moment after it has let its lock go.
+        # Its lock is released before it ends.
         psutil.wait_procs(ending, timeout=GRACE_S)
 
     def _stop(self, names: list[str]) -> None:
@@ -436,8 +436,8 @@ def _recorded(file: Path) -> dict[str, dict[str, Any]]:
 @contextlib.contextmanager
 def only_supervisor(home: Path) -> Iterator[None]:
     """Makes this process the supervisor of a home folder; raises StackError if it has one. The
-    kernel releases the lock when the process ends, however it ends. A supervisor that
-    `Stack.supervise` started inherits the lock.
+    lock is released when the context is left, which is before the process ends, or by the kernel,
+    however the process ends. A supervisor that `Stack.supervise` started inherits the lock.
     """
     if given := os.environ.pop(LOCK_VARIABLE, None):
         os.set_inheritable(int(given), False)
