@@ -140,8 +140,11 @@ def test_scores_are_of_the_distribution_that_was_computed(tmp_path: Path, policy
         )
         for compute in ("float32", "bfloat16")
     }
-    assert result["float32"]["entropy"] != result["bfloat16"]["entropy"]
-    assert result["float32"]["entropy"] == pytest.approx(result["bfloat16"]["entropy"], rel=1e-2)
+    exact, mixed = result["float32"], result["bfloat16"]
+    assert exact["entropy"] == pytest.approx(mixed["entropy"], rel=1e-2)
+    # One statistic of so few tokens may agree to the last bit on some CPU; all of them do not.
+    spread = [f"entropy/all/{of}" for of in ("min", "median", "max", "std")]
+    assert any(exact[of] != mixed[of] for of in spread)
 
 
 def test_products_are_as_exact_as_the_config_says(policy: Path) -> None:
