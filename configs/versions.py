@@ -33,12 +33,14 @@ class NewerSchema(Exception):
 @dataclass(frozen=True)
 class Versions:
     """The schemas of one kind of data. `upgrades` maps each older number, from `oldest` on, to the
-    function that takes data of that schema to the next one.
+    function that takes data of that schema to the next one. `keys` are those of the current schema,
+    for data that no class decodes.
     """
 
     what: str
     upgrades: Mapping[int, Callable[[Document], Document]]
     oldest: int = 0
+    keys: frozenset[str] = frozenset()
 
     @property
     def current(self) -> int:
@@ -48,7 +50,8 @@ class Versions:
     def upgraded(self, data: Document, where: str = "") -> Document:
         """`data` in the current schema, number included. `where` says what is read, for errors.
 
-        Raises NewerSchema; ValueError for a number that never existed.
+        Raises NewerSchema; ValueError for a number that never existed, or where keys are known,
+        for one that is missing or unknown.
         """
         what, number = where or self.what, data.get(SCHEMA, 0)
         if not isinstance(number, int) or number < self.oldest:
@@ -63,4 +66,7 @@ class Versions:
             )
         for older in range(number, self.current):
             data = {**self.upgrades[older](data), SCHEMA: older + 1}
+        if self.keys and (odd := (self.keys | {SCHEMA}) ^ data.keys()):
+            lost, unknown = sorted(odd & self.keys), sorted(odd - self.keys)
+            raise ValueError(f"{what} has lost keys {lost} and unknown ones {unknown}")
         return data

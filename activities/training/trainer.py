@@ -368,7 +368,7 @@ class Trainer:
         """The checkpoint's document; raises ValueError if the config does not match it."""
         file = folder / TRAINER_FILE
         state = TRAINER_STATE.upgraded(json.loads(file.read_text()), str(file))
-        kept, wanted = state.get("optimizer", "adamw"), run.trainer.optim.type
+        kept, wanted = state["optimizer"], run.trainer.optim.type
         if kept != wanted:
             raise ValueError(
                 f"the checkpoint of step {state['step']} holds the state of optimizer {kept!r}, "
@@ -410,14 +410,13 @@ class Trainer:
             torch.cuda.set_rng_state(tensors["rng/cuda"])
         self._optimizer.restore(tensors)
         self._batch_sha, self._metrics = state["batch_sha256"], state["metrics"]
-        self._revision = state.get("config_revision", 0)
+        self._revision = state["config_revision"]
         here = {"torch_threads": torch.get_num_threads(), "torch_version": torch.__version__}
         here["ranks"] = self._ranks.count
-        was = {"ranks": 1, **state}
         warnings = [
-            f"{key} was {was[key]} and is {value}: the next steps may differ in their last bits"
+            f"{key} was {state[key]} and is {value}: the next steps may differ in their last bits"
             for key, value in here.items()
-            if was[key] != value
+            if state[key] != value
         ]
         for warning in warnings:
             log.warning("checkpoint of step %s: %s", state["step"], warning)

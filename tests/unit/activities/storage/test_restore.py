@@ -13,6 +13,7 @@ from temporalio.testing import ActivityEnvironment
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.training import RestoreInput, RestoreResult, SaveConfigInput
+from ratchet.activities.contracts.upgrades import TRAINER_STATE
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import failure_of
 from ratchet.activities.runtime.store_activities import StoreActivities
@@ -26,6 +27,7 @@ from ratchet.configs.versions import NewerSchema
 from tests.unit.workflows.support import config
 
 SOURCE, NEXT, FORK = "run-1", "run-1+2", "other"
+TRAINER = dict.fromkeys(TRAINER_STATE.keys) | {"schema": TRAINER_STATE.current}
 EXPORTED = {"model.safetensors": "weights", "config.json": "{}", "canary.json": "[]"}
 
 
@@ -76,7 +78,7 @@ def checkpoint(
         **EXPORTED,
         "model.safetensors": f"weights of {step}",
         "optimizer.safetensors": f"moments of {step}",
-        "trainer.json": json.dumps({"schema": 1, "step": step}),
+        "trainer.json": json.dumps(TRAINER | {"step": step}),
         "run_state.json": json.dumps(state),
         **changes,
     }
@@ -310,6 +312,8 @@ def test_the_one_before_one_that_was_deleted_meanwhile_is_used(
         ({"run_state.json": '{"cursor": 1}'}, "run_state.json has schema 0"),
         ({"run_state.json": '{"schema": "a"}'}, "run_state.json has schema 'a'; the schemas read"),
         ({"run_state.json": '{"schema": 1, "st'}, "run_state.json is not JSON"),
+        ({"run_state.json": '{"schema": 1, "config": {}}'}, "lost keys ['state'] and unknown ones"),
+        ({"trainer.json": json.dumps(TRAINER | {"heads": 2})}, "and unknown ones ['heads']"),
         ({"run_state.json": None}, "run_state.json is missing"),
     ],
 )
@@ -334,7 +338,7 @@ def test_what_cannot_be_read_here_is_passed_over(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"trainer.json": '{"schema": 9}'}, "trainer.json has schema 9, .* reads 1 to 2"),
+        ({"trainer.json": '{"schema": 9}'}, "trainer.json has schema 9, .* reads 1 to 3"),
         ({"run_state.json": '{"schema": 2, "state": {}}'}, "run_state.json has schema 2"),
     ],
 )

@@ -169,7 +169,7 @@ async def test_a_late_writer_decides_nothing(tmp_path: Path, policy: Path) -> No
             if file.name != "manifest.json":
                 (newer / file.name).write_bytes(file.read_bytes())
         result = json.loads((newer / "trainer.json").read_text())
-        (newer / "trainer.json").write_text(json.dumps({**result, "schema": 3}))
+        (newer / "trainer.json").write_text(json.dumps({**result, "schema": 4}))
         ref = store.put_folder(keys.checkpoint(RUN, 9), newer, attempt="newer")
-        with pytest.raises(NewerSchema, match=r"trainer\.json has schema 3, .* newer build"):
+        with pytest.raises(NewerSchema, match=r"trainer\.json has schema 4, .* newer build"):
             await run(acts.load_trainer, LoadTrainerInput(RUN, target, ref))

@@ -244,7 +244,8 @@ def test_a_recorded_checkpoint_keeps_every_value(build: str, name: str) -> None:
     assert as_before(again) == as_before(recorded)
     assert decoded(RunState, again["state"]) == state and read_config(again["config"]) == before
     trainer = item(name.replace("run_state", "trainer"), build)
-    assert TRAINER_STATE.upgraded(trainer) == {**trainer, "schema": 2, "lora": None, "base": None}
+    since = {"schema": 3, "lora": None, "base": None, "ranks": 1}
+    assert TRAINER_STATE.upgraded(trainer) == {**trainer, **since}
 
 
 @pytest.mark.parametrize("to", ["recorded-c8060e+2", "another"])

@@ -35,6 +35,7 @@ from ratchet.workflows.protocol.state import (
 )
 from ratchet.workflows.rules.restore import kept, restored
 from tests.unit.activities.storage.test_data_page import SAMPLE
+from tests.unit.activities.storage.test_restore import TRAINER
 from tests.unit.workflows.support import config
 
 SOURCE, STEP, EPOCH = "run-1", 5, 2
@@ -113,7 +114,7 @@ def run(store: ArtifactStore, made: Path) -> RunState:
             **{
                 "optimizer.safetensors": f"moments of {epoch}",
                 "optimizer/shard-00001.safetensors": f"a rank's of {epoch}",
-                "trainer.json": json.dumps({"schema": 1, "step": STEP}),
+                "trainer.json": json.dumps(TRAINER | {"step": STEP}),
                 "run_state.json": text,
             },
         )
