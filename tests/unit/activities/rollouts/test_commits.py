@@ -155,6 +155,7 @@ async def test_patience_ends(tmp_path: Path, disk: Disk, monkeypatch: pytest.Mon
 
 async def test_a_cancelled_attempt_tries_no_more(tmp_path: Path, disk: Disk) -> None:
     rooms = Rooms(tmp_path, Env())
+    others = asyncio.all_tasks()
     running = rooms.start()
     await _until(lambda: disk.tries >= SIZE)
     running.cancel()
@@ -163,10 +164,7 @@ async def test_a_cancelled_attempt_tries_no_more(tmp_path: Path, disk: Disk) -> 
         await running
     assert time.monotonic() - before < patience.PATIENCE_S / 2
     # Those that were under way in their threads may end; whoever tried on would do so for ever.
-    async with asyncio.timeout(30):
-        tries = 0
-        while tries != (tries := disk.tries):
-            await asyncio.sleep(0.5)
+    await _until(lambda: asyncio.all_tasks() == others)
     assert not rooms._storing
 
 

@@ -99,18 +99,24 @@ async def test_a_store_that_is_away_harms_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 async def test_a_blocked_loop_shows() -> None:
-    lag = LoopLag()
+    lag, others = LoopLag(), asyncio.all_tasks()
     assert lag.take() is None
     lag.start()
     lag.start()
-    await asyncio.sleep(0.35)
-    quiet = lag.take()
-    assert quiet is not None and quiet["mean"] < 0.1
+
+    async def taken() -> dict[str, float]:
+        async with asyncio.timeout(30):
+            while (lags := lag.take()) is None:
+                await asyncio.sleep(0.05)
+        return lags
+
+    assert (await taken())["mean"] < 0.1
     time.sleep(0.5)
-    await asyncio.sleep(0.15)
+    assert 0.3 < (await taken())["max"] < 2
     lag.stop()
-    blocked = lag.take()
-    assert blocked is not None and 0.3 < blocked["max"] < 2
+    lag.take()
     assert lag.take() is None, "what was taken is gone"
-    await asyncio.sleep(0.25)
+    async with asyncio.timeout(30):
+        while asyncio.all_tasks() != others:
+            await asyncio.sleep(0.05)
     assert lag.take() is None, "it has stopped"
