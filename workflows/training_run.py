@@ -68,6 +68,7 @@ from ratchet.workflows.rules.shipping import Shipping
 from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.run.config_changes import ConfigChanges
 from ratchet.workflows.run.context import Context
+from ratchet.workflows.run.deliveries import Deliveries
 from ratchet.workflows.run.ending import Ending, cancelled_for
 from ratchet.workflows.run.evals import Evals, evals_to_finish
 from ratchet.workflows.run.generations import Generations
@@ -142,6 +143,14 @@ class TrainingRun:
         self._trainer = Trainer(context, self._servers, pushes)
         self._evals = Evals(context)
         self._generations = Generations(context, leases, self._arrivals, self._servers)
+        self._deliveries = Deliveries(
+            self._fleet,
+            leases,
+            self._arrivals,
+            self._evals,
+            lose=self._servers.lose,
+            fail=self._log.fail,
+        )
         self._stepping = Steps(
             context, self._arrivals, self._permits, self._trainer, leases, pushes, self._shipping
         )
@@ -257,21 +266,7 @@ class TrainingRun:
         if not self._leases.on_report(report, workflow.now().isoformat()):
             return
         self._outages.hold(f"generation {report.generation}", report.trouble)
-        for lost in report.lost:
-            self._servers.lose(lost.role, lost.index, lost.epoch, lost.reason)
-        for group in report.groups:
-            self._fleet.on_group(group.env)
-            if group.user_error:
-                self._leases.given_up.append(group.group)
-                self._log.fail(RunFailed("scoring", group.error, code="bad_input", user=True))
-            elif group.cancelled:
-                # Neither a success nor an error: the example is rolled out again, or the run ends.
-                self._leases.on_cancelled(group)
-            elif group.kind == "eval":
-                self._evals.on_group(group)
-            else:
-                self._arrivals.on_group(group)
-        self._leases.requeue_refused()
+        self._deliveries.take(report)
         self._news.wake()
         self._log.view()
 

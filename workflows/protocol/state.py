@@ -1,6 +1,5 @@
 """All that crosses continue-as-new: the durable state of a run.
 
-Plain data without behaviour. `RunState` has a part for each class that keeps something, which the
 Plain data without behaviour. `RunState` has a part for each class that keeps state, named in the
 part's docstring: only that class writes it, and everyone may read it. `rules/restore.py` creates
 all parts of a run that begins with a checkpoint. The size is bounded: references, counters and what

@@ -7,6 +7,7 @@ rolled out again has a new id.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ratchet.activities.contracts.rollouts import GroupResult
 from ratchet.activities.contracts.statuses import ENDED
@@ -20,6 +21,11 @@ from ratchet.workflows.rules.sources import TrainSource, next_attempt
 
 OVER = ("stopping", *ENDED)
 STANDING = ("pausing", "paused", "starting")
+
+
+def news_of(control: Control) -> Control:
+    """A control without what alone is no reason to send it."""
+    return replace(control, seq=0, missing=0, heard=-1)
 
 
 class Leases:
@@ -84,6 +90,18 @@ class Leases:
         part.generations = [*self.live, generation]
         part.control_seq += 1
         return generation
+
+    def on_started(self, generation: GenerationState) -> None:
+        """The workflow of a generation that was opened runs."""
+        generation.started = True
+
+    @property
+    def may_inform(self) -> bool:
+        """Whether generations may get an update now. A version that is about to rise, because every
+        engine has it, is sent together with the news that they have it.
+        """
+        target = self._state.servers.target_version
+        return not (target > self._state.steps.version >= 0 and self._fleet.synced(target))
 
     def renumber(self) -> None:
         """Makes all later control states newer than those sent before."""

@@ -4,6 +4,7 @@ Invariant: a group enters a batch only once the gate has accepted each label of 
 sampled from weights that it may still refuse reaches no trainer. Labels decide, not versions.
 """
 
+from ratchet.activities.contracts.rollouts import FilterTally, GroupResult
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.state import RunState
 from ratchet.workflows.rules.leases import Leases
@@ -56,6 +57,14 @@ class Shipping:
         self._leases.requeue_refused()
         self._leases.requeue_stale(step)
         return self._sink.full(self.undecided)
+
+    def on_damaged(self, damaged: list[GroupResult], filters: FilterTally) -> None:
+        """The batch that was cut, which has taken `filters`, cannot be written: these groups cannot
+        be read any more, and are rolled out again.
+        """
+        self._sink.uncut(filters)
+        for group in self._sink.take_out(damaged):
+            self._leases.requeue(group.group)
 
     @property
     def undecided(self) -> frozenset[str]:

@@ -5,7 +5,6 @@ rises in `seq`. A generation that ends without handing over delivers nothing mor
 detected: `Leases` requeues what it had in flight for the next one.
 """
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 
 from temporalio import workflow
@@ -18,7 +17,7 @@ from ratchet.workflows.protocol.messages import (
     DispatchReport,
 )
 from ratchet.workflows.protocol.state import GenerationState
-from ratchet.workflows.rules.leases import OVER, Leases
+from ratchet.workflows.rules.leases import OVER, Leases, news_of
 from ratchet.workflows.rules.sinks import Arrivals
 from ratchet.workflows.run.context import NEVER, PAUSE_WHEN_EMPTY, Context
 from ratchet.workflows.run.servers import Servers, is_running
@@ -82,12 +81,12 @@ class Generations:
             parent_close_policy=workflow.ParentClosePolicy.ABANDON,
             static_summary=f"dispatch generation {number} of {self._arg.run_id}",
         )
-        generation.started = True
+        self._leases.on_started(generation)
 
     async def keep_informed(self) -> None:
         """Sends the control state whenever it has changed."""
         while True:
-            await workflow.wait_condition(self._has_news)
+            await workflow.wait_condition(lambda: self._news.pending and self._leases.may_inform)
             self._news.take()
             self._leases.requeue_refused()
             self._check()
@@ -95,22 +94,12 @@ class Generations:
             await self.send()
             self.busy -= 1
 
-    def _has_news(self) -> bool:
-        """Whether dispatch needs an update. A version that is about to rise, because every engine
-        has it, is sent together with the news that they have it.
-        """
-        target = self._state.servers.target_version
-        if target > self._state.steps.version >= 0 and self._fleet.synced(target):
-            return False
-        return self._news.pending
-
     async def send(self) -> None:
         """Sends the control state to every live generation that does not have it yet."""
         self._leases.renumber()
         for generation in [g for g in self._leases.live if g.started]:
             control = self._leases.control(generation.number)
-            # A generation counts on from the last one that it got.
-            news = replace(control, seq=0, missing=0, heard=-1)
+            news = news_of(control)
             if self._sent.get(generation.number) == news:
                 continue
             self._sent[generation.number] = news

@@ -205,9 +205,7 @@ class Steps:
         if type_of(error) != names.CORRUPT or not damaged:
             raise error
         self._log.warn(f"damaged, so rolled out again: {reason}")
-        self._sink.uncut(filters)
-        for group in self._sink.take_out(damaged):
-            self._leases.requeue(group.group)
+        self._rule.on_damaged(damaged, filters)
 
     def _on_empty(
         self, step: int, groups: list[GroupResult], filters: FilterTally, reward: float | None

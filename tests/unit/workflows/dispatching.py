@@ -7,7 +7,7 @@ AssertionError.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ratchet.activities.contracts import names
@@ -16,6 +16,7 @@ from ratchet.activities.contracts.rollouts import EngineTarget, GroupResult, Gro
 from ratchet.workflows.protocol.messages import Control, DispatchInput
 from ratchet.workflows.protocol.state import Lease
 from ratchet.workflows.rules import generation as rules
+from ratchet.workflows.rules.leases import news_of
 from ratchet.workflows.rules.placement import Attempt
 from ratchet.workflows.rules.scheduler import Part
 
@@ -75,7 +76,7 @@ class Generation:
         self.works: list[Running] = []
         self.inbox: list[tuple[Control, int]] = []
         self.long = self.over = False
-        self._sent = _news(control)
+        self._sent = news_of(control)
         self._heard = [control]
         self._rings_at = self._reports_at = float("inf")
         self._loop = self._turns()
@@ -108,8 +109,8 @@ class Generation:
 
     def send(self, control: Control, permits: int) -> None:
         """The run sends a control, if it is news to the generation."""
-        if _news(control) != self._sent:
-            self._sent = _news(control)
+        if news_of(control) != self._sent:
+            self._sent = news_of(control)
             self.inbox.append((control, permits))
 
     def hear(self) -> None:
@@ -361,8 +362,3 @@ class Generation:
 
 def _at(engine: EngineTarget, key: tuple[int, int]) -> bool:
     return (engine.index, engine.epoch) == key
-
-
-def _news(control: Control) -> Control:
-    """A control without what alone is no reason to send it."""
-    return replace(control, seq=0, missing=0, heard=-1)

@@ -30,6 +30,7 @@ from ratchet.workflows.rules.shipping import Shipping
 from ratchet.workflows.rules.sinks import Arrivals, TrainSink
 from ratchet.workflows.rules.sources import train_counter
 from ratchet.workflows.run.context import Context
+from ratchet.workflows.run.deliveries import Deliveries
 from ratchet.workflows.run.evals import Evals
 from ratchet.workflows.run.news import News
 from ratchet.workflows.run.outages import Outages
@@ -50,13 +51,28 @@ class Log:
         work.close()
 
 
+class Booked(Arrivals):
+    """Where train groups arrive; the world keeps score of those that came to nothing."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(world.config, world.state.arrivals, world.sink, world.curriculum)
+        self._world = world
+
+    def on_group(self, group: GroupResult) -> None:
+        """A group arrives."""
+        before = self._world.state.train.empty_groups
+        super().on_group(group)
+        if self._world.state.train.empty_groups > before:
+            self._world.spend(group, "empty")
+
+
 class World:
     """TrainingRun, and what it keeps score of. `mail` holds reports under way to it."""
 
     def __init__(
         self, config: RunConfig, examples: dict[str, int], *, overlaps: bool = True
     ) -> None:
-        self.config = config
+        self.config, self.may_stop = config, False
         hosts = [
             replace(h, up=True, verified=0, epoch=1, address=f"{h.name}@1")
             for h in hosts_of(config)
@@ -83,10 +99,19 @@ class World:
         # The batch that trains, or has trained, while the weights of the one before are pushed.
         self.ahead = 0
         self.fleet = context.fleet
-        self.arrivals = Arrivals(config, state.arrivals, self.sink, self.curriculum)
+        self.arrivals = Booked(self)
         self.evals = Evals(context)
+        self.deliveries = Deliveries(
+            self.fleet,
+            self.leases,
+            self.arrivals,
+            self.evals,
+            lose=self.fleet.mark_down,
+            fail=lambda failure: None,
+        )
         self.live: list[Generation] = []
         self.dead: list[Generation] = []
+        self.missed: set[int] = set()
         self.mail: list[DispatchReport] = []
         self.now = 1000.0
         self.sent: list[DispatchReport] = []
@@ -154,10 +179,12 @@ class World:
         state = self.leases.open("now")
         control = self.leases.control(state.number)
         self.live.append(Generation(self, state.number, state.lease, control))
-        state.started = True
+        self.leases.on_started(state)
 
     def inform(self) -> None:
-        """Sends the control state to every generation."""
+        """Sends the control state to every generation, unless the version is about to rise."""
+        if not self.leases.may_inform:
+            return
         self.leases.requeue_refused()
         self.leases.renumber()
         for generation in self.live:
@@ -166,9 +193,9 @@ class World:
     def receive(self) -> None:
         """The next report arrives, or one that arrived before does once more."""
         report = self.mail.pop(0)
-        repeated = report in self.sent
-        assert self.leases.on_report(report, "now") != repeated, "a report counts once"
-        if repeated:
+        repeated, late = report in self.sent, report.generation in self.missed
+        assert self.leases.on_report(report, "now") != (repeated or late), "a report counts once"
+        if repeated or late:
             return
         self.sent.append(report)
         for group in report.groups:
@@ -178,17 +205,9 @@ class World:
                 del self.begun_by[group.group]
             else:
                 self.delivered.add(group.group)
-            if group.cancelled:
-                self.leases.on_cancelled(group)
-            elif group.kind == "eval":
-                self.evals.on_group(group)
-            else:
-                self._on_train(group)
-        self.leases.requeue_refused()
+        self.deliveries.take(report)
         if report.state == "closed":
             self.live = [g for g in self.live if g.number != report.generation]
-        for lost in report.lost:
-            self.fleet.mark_down(lost.role, lost.index, lost.epoch, lost.reason)
 
     def repeat(self, back: int) -> None:
         """A report of before is under way once more."""
@@ -208,6 +227,10 @@ class World:
         if self.state.lifecycle.status == "running":
             self.state.requests.pause, self.state.lifecycle.status = mode, "pausing"
 
+    def request_stop(self) -> None:
+        """Somebody asks for the end of the run, which ends what waits for the next step."""
+        self.state.requests.stop = "asked"
+
     def resume(self) -> None:
         """Somebody asks for the run to go on."""
         self.state.requests.pause = ""
@@ -218,34 +241,35 @@ class World:
         if life.status in ("pausing", "paused") and not self.live:
             life.status = "paused" if self.state.requests.pause else "running"
 
-    def _on_train(self, group: GroupResult) -> None:
-        before = self.state.train.empty_groups
-        self.arrivals.on_group(group)
-        if self.state.train.empty_groups > before:
-            self._spend(group, "empty")
-
-    def _spend(self, group: GroupResult, how: str) -> None:
+    def spend(self, group: GroupResult, how: str) -> None:
+        """A train group has met its end."""
         counter, _ = train_counter(group.group)
         assert counter not in self.spent, f"{group.group} was {self.spent[counter]} before"
         self.spent[counter] = how
 
-    def kill(self, generation: Generation) -> None:
-        """A generation ends without a word; what it has sent still arrives, then it is missed."""
+    def kill(self, generation: Generation, *, late: bool) -> None:
+        """A generation ends without a word, which is noticed before what it has sent arrives, if
+        that is `late`, and else after it.
+        """
         self.live.remove(generation)
         self.dead.append(generation)
-        while any(report.generation == generation.number for report in self.mail):
+        while not late and any(report.generation == generation.number for report in self.mail):
             self.receive()
+        self.missed.add(generation.number)
         state = next(g for g in self.state.dispatch.generations if g.number == generation.number)
         self.leases.on_death(state)
 
-    def ship(self, *, empty: bool = False) -> bool:
-        """Cuts the next batch if it is due and full; `empty` ones have nothing to train on."""
+    def ship(self, *, empty: bool = False, damaged: int = 0) -> bool:
+        """Cuts the next batch if it is due and full; `empty` ones have nothing to train on, and
+        those with `damaged` groups cannot be written.
+        """
         state, train = self.state, self.config.train
         step = self.shipping.next_batch
         if not self.shipping.may_ship():
             return False
         assert step <= self.config.max_steps and step - 1 - train.max_lag <= state.steps.version
         assert state.lifecycle.status == "running" and not state.requests.pause
+        assert not state.requests.stop
         assert self.shipping.overlaps or not self.pushing
         unverified = {label for push in self.under_way.values() for label in push.labels}
         groups = self.arrivals.cut(self.shipping.undecided)
@@ -253,7 +277,11 @@ class World:
             assert step - 1 - group.version_start <= train.max_off_policy_steps, "a stale group"
             assert not set(group.labels) & self.refused, "refused weights"
             assert not set(group.labels) & unverified, "weights that may be refused"
-            self._spend(group, "shipped")
+        if damaged:
+            self.shipping.on_damaged(groups[:damaged], self.sink.take_filters())
+            return False
+        for group in groups:
+            self.spend(group, "shipped")
         self.arrivals.on_written()
         if train.token_batch_size:
             assert sum(group.tokens for group in groups) >= train.token_batch_size

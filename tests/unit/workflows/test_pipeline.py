@@ -1,8 +1,9 @@
 """Whatever happens to a run, every group counts once, permits hold, and the run can be finished."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from ratchet.activities.contracts import names
 from ratchet.activities.storage.retention import settled_below
 from ratchet.configs.load import validate
 from ratchet.configs.run import RunConfig
+from ratchet.workflows.rules.restore import kept
 from ratchet.workflows.rules.sources import train_counter
 from ratchet.workflows.run.generations import MAX_DEATHS
 from tests.unit.workflows.dispatching import Generation, Running
@@ -207,7 +209,7 @@ def pause(world: World, rng: Random) -> None:
 def die(world: World, rng: Random) -> None:
     """A generation ends without a word."""
     if (live := there(world)) and world.state.dispatch.deaths < MAX_DEATHS - 1:
-        world.kill(rng.choice(live))
+        world.kill(rng.choice(live), late=rng.random() < 0.5)
 
 
 def deliver(world: World, rng: Random) -> None:
@@ -247,8 +249,17 @@ def lose(world: World, rng: Random) -> None:
 
 
 def ship(world: World, rng: Random) -> None:
-    """The next batch ships if it may, now and then with nothing to train on."""
-    world.ship(empty=rng.random() < 0.1 and world.state.train.empty_batches < 2)
+    """The next batch ships if it may, now and then with nothing to train on, and now and then
+    groups of it are damaged.
+    """
+    damaged = rng.randint(1, 3) if rng.random() < 0.1 else 0
+    world.ship(empty=rng.random() < 0.1 and world.state.train.empty_batches < 2, damaged=damaged)
+
+
+def ask_to_stop(world: World, rng: Random) -> None:
+    """Somebody asks for the end of a run that may end so."""
+    if world.may_stop:
+        world.request_stop()
 
 
 def ask(world: World, rng: Random) -> None:
@@ -307,6 +318,7 @@ EVENTS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
     "an engine goes or comes": (3, lose),
     "a report arrives again": (2, lambda world, rng: world.repeat(rng.randint(0, 20))),
     "a person acts": (1, ask),
+    "a stop is asked for": (1, ask_to_stop),
     "a pause begins or ends": (2, pause),
     "the engines bear less": (4, squeeze),
     "time passes": (6, wait),
@@ -325,6 +337,7 @@ class Pipeline(RuleBasedStateMachine):
     def begin(self, of: dict[str, Any]) -> None:
         self.stopped = of["stopped"]
         self.world = World(config(of), dict(EXAMPLES), overlaps=not of["older"])
+        self.world.may_stop = self.stopped
         self.world.open()
 
     @rule(event=st.sampled_from(sorted(EVENTS)), seed=seeds)
@@ -360,8 +373,9 @@ class Pipeline(RuleBasedStateMachine):
     @invariant()
     def what_is_settled_never_comes_back(self) -> None:
         """Whatever retention takes for settled was shipped or came to nothing, and stays so."""
-        state = self.world.state
-        settled = settled_below({"dispatch": asdict(state.dispatch), "train": asdict(state.train)})
+        world = self.world
+        checkpoint = json.loads(kept(world.state, world.config, world.leases.given_up))
+        settled = settled_below(checkpoint["state"])
         assert settled >= self.settled, "a settled group is named again"
         assert self.world.spent.keys() >= set(range(settled)), "a group in use counts as settled"
         self.settled = settled
