@@ -432,5 +432,5 @@ def served_in_turn(world: World, counters: int) -> None:
             assert len(set(epoch)) == len(epoch), "an example was served twice in an epoch"
 
 
-Pipeline.TestCase.settings = settings(max_examples=100, stateful_step_count=15, deadline=None)
+Pipeline.TestCase.settings = settings(max_examples=200, stateful_step_count=15, deadline=None)
 TestPipeline = Pipeline.TestCase
