@@ -311,7 +311,8 @@ class PermitsState:
 
 @dataclass
 class ServersState:
-    """The servers, and what engines should hold. Written by `Pushes`, hosts by their `Fleet`.
+    """The servers, and what engines should hold. Written by `Pushes`; hosts by their `Fleet`, by
+    `Pushes` for what engines hold, and by `Servers` and `Outages` for what they see of them.
 
     `weights` are those of `target_version`, `policy_origin` says what version 0 was made from.
     `rejected_labels` are of pushes that were not verified.

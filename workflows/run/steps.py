@@ -24,6 +24,7 @@ from temporalio.exceptions import ActivityError
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.refs import ArtifactRef
 from ratchet.activities.contracts.rollouts import FilterTally, GroupResult
+from ratchet.activities.contracts.servers import EnginePool
 from ratchet.activities.contracts.training import StepRecord, TrainStepResult
 from ratchet.configs.run import RunConfig
 from ratchet.workflows.protocol.activities import RECORD_STEP, SHIP_BATCH
@@ -108,7 +109,7 @@ class Steps:
         self._config = context.config
         self._state = context.state
         self._part = context.state.steps
-        self._fleet = context.fleet
+        self._engines: EnginePool = context.fleet
         self._arrivals = arrivals
         self._sink = arrivals.sink
         self._permits = permits
@@ -274,14 +275,14 @@ class Steps:
         async def wait(or_else: Callable[[], bool]) -> None:
             await self._log.wait(
                 lambda: f"policy v{step}: weights being pushed and verified",
-                lambda: self._fleet.synced(step) or or_else(),
+                lambda: self._engines.synced(step) or or_else(),
                 START_AT_MOST,
                 stoppable=False,
             )
 
         await wait(self._may_train_ahead)
         idle = workflow.now() - max(began, self._shipped_at.get(step + 1, began))
-        if not self._fleet.synced(step):
+        if not self._engines.synced(step):
             self._ahead = asyncio.create_task(self._train(self._part.shipped[1]))
             await wait(lambda: False)
         return idle if len(self._part.shipped) > 1 else timedelta()
