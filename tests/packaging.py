@@ -30,10 +30,16 @@ def unpack(sdist: Path, out: Path) -> Path:
     return tree
 
 
-def names_in(wheel: Path) -> set[str]:
-    """The paths of the files in a wheel."""
+def wheel_of_sdist(folder: Path) -> Path:
+    """The wheel of the checkout by way of its sdist, built within a folder."""
+    tree = unpack(build(ROOT, "sdist", folder / "sdist"), folder / "tree")
+    return build(tree, "wheel", folder / "wheel")
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    """The paths of the files in a wheel, each with its checksum."""
     with zipfile.ZipFile(wheel) as archive:
-        return set(archive.namelist())
+        return {file.filename: file.CRC for file in archive.infolist()}
 
 
 class Venv:

@@ -10,17 +10,19 @@ import pytest
 from ratchet.worker.stack import Stack
 from tests import ROOT
 from tests.e2e.driving import TEMPORAL, get, processes_of
-from tests.packaging import Venv, build
+from tests.packaging import Venv, build, wheel_of_sdist
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900), pytest.mark.stack]
 
 EXAMPLE = "ratchet/configs/examples/reverse_text.toml"
 
 
-@pytest.fixture(scope="module")
-def venv(tmp_path_factory: pytest.TempPathFactory) -> Venv:
-    """The wheel of the checkout, installed."""
-    wheel = build(ROOT, "wheel", tmp_path_factory.mktemp("wheel"))
+@pytest.fixture(scope="module", params=["checkout", "sdist"])
+def venv(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Venv:
+    """A wheel, installed: the one of the checkout, and the one by way of its sdist."""
+    folder = tmp_path_factory.mktemp("wheel")
+    direct = request.param == "checkout"
+    wheel = build(ROOT, "wheel", folder) if direct else wheel_of_sdist(folder)
     return Venv(tmp_path_factory.mktemp("venv") / "env", wheel, borrow=True)
 
 

@@ -11,12 +11,12 @@ import yaml
 from packaging.requirements import Requirement
 
 from tests import ROOT
-from tests.packaging import Venv, build, names_in, unpack
+from tests.packaging import Venv, build, contents, wheel_of_sdist
 
 ROOMS = ("activities", "api", "configs", "worker", "workflows")
 HEAVY = {"fastapi", "starlette", "temporalio", "torch", "vllm", "transformers", "verifiers"}
 
-LOCAL = {"rollout", "trainer", "stack"}
+LOCAL = {"rollout", "trainer", "stack", "smollm2", "reasoning-gym"}
 LOCKS = {
     "cpu": LOCAL,
     "cuda": LOCAL | {"cuda"},
@@ -47,16 +47,14 @@ def test_a_wheel_holds_every_file_of_the_rooms_and_nothing_else(wheel: Path) -> 
         expected |= {
             f"ratchet/{p.relative_to(ROOT)}" for p in files if p.parent.name != "__pycache__"
         }
-    held = names_in(wheel)
+    held = set(contents(wheel))
     metadata = {name for name in held if ".dist-info/" in name}
     assert held - metadata == expected
     assert {Path(name).name for name in metadata} >= {"LICENSE", "NOTICE", "entry_points.txt"}
 
 
 def test_a_wheel_of_the_sdist_holds_the_same_files(wheel: Path, tmp_path: Path) -> None:
-    sdist = build(ROOT, "sdist", tmp_path / "sdist")
-    tree = unpack(sdist, tmp_path / "tree")
-    assert names_in(build(tree, "wheel", tmp_path / "wheel")) == names_in(wheel)
+    assert contents(wheel_of_sdist(tmp_path)) == contents(wheel)
 
 
 def test_a_wheel_of_what_the_images_are_given_holds_the_same_files(
@@ -73,7 +71,7 @@ def test_a_wheel_of_what_the_images_are_given_holds_the_same_files(
             else:
                 shutil.copy(path, copy)
     built = build(tmp_path / "context", "wheel", tmp_path / "wheel")
-    assert names_in(built) == names_in(wheel)
+    assert contents(built) == contents(wheel)
 
 
 def test_the_client_and_the_command_import_nothing_heavy(venv: Venv) -> None:
@@ -86,6 +84,12 @@ def test_the_client_and_the_command_import_nothing_heavy(venv: Venv) -> None:
     file, *modules = printed.split()
     assert Path(file).is_relative_to(venv.bin.parent)
     assert not HEAVY & set(modules)
+
+
+def test_the_client_is_imported_by_who_asks_for_it(venv: Venv) -> None:
+    client = {"httpx", "ratchet.api.client"}
+    code = f"import sys, ratchet.configs.run\nprint(*{client} & {{*sys.modules}})"
+    assert not venv.python(code).split()
 
 
 def test_only_ratchet_is_importable(venv: Venv) -> None:
