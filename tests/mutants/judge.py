@@ -16,7 +16,7 @@ from tests.mutants.copies import Copy
 ROOMS = {
     "activities/storage": (
         "tests/unit/activities/storage",
-        "tests/unit/activities/training/test_fencing.py",
+        "tests/unit/activities/training/test_late_writers.py",
         "tests/unit/activities/training/test_token_logprobs.py",
         "tests/unit/activities/runtime",
     ),

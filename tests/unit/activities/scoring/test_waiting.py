@@ -17,8 +17,8 @@ from ratchet.activities.scoring.references import ReferenceLost
 from ratchet.activities.scoring.threads import aside
 from ratchet.activities.storage import keys
 from ratchet.configs.load import validate
+from tests.unit.activities.scoring.algorithms.test_streams import document, sample
 from tests.unit.activities.scoring.test_references import Server, quick, server  # noqa: F401
-from tests.unit.activities.scoring.test_streams import document, sample
 
 
 def _rooms(tmp_path: Path, url: str) -> RolloutActivities:

@@ -18,7 +18,7 @@ from ratchet.activities.scoring.algorithms.rendering import load_renderer
 from ratchet.activities.scoring.filters import Verdict
 from ratchet.activities.training.tokenizer import build_tokenizer
 from ratchet.configs.algorithm import OpdConfig, OpsdConfig, SftConfig
-from tests.unit.activities.scoring.test_streams import document, sample
+from tests.unit.activities.scoring.algorithms.test_streams import document, sample
 
 FROZEN = {"name": "big", "base_url": "http://teacher:8000"}
 TOKENIZER = build_tokenizer(256)

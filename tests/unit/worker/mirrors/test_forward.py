@@ -260,7 +260,7 @@ def mirroring(api: FakeApi, tmp_path: Path, *targets: str) -> Iterator[subproces
 
 def journal(folder: Path) -> str:
     folder.mkdir(exist_ok=True)
-    return f"tests.unit.worker.test_mirrors:Journal={folder}"
+    return f"tests.unit.worker.mirrors.test_forward:Journal={folder}"
 
 
 def forwarder(client: Ratchet, folder: Path, *runs: str) -> Forwarder:

@@ -22,7 +22,7 @@ from ratchet.activities.scoring.algorithms import (
     default,
 )
 from ratchet.configs.algorithm import HierarchicalGrpoConfig, RaeConfig
-from tests.unit.activities.scoring.test_streams import document, sample
+from tests.unit.activities.scoring.algorithms.test_streams import document, sample
 
 REWARDS = st.lists(st.floats(-2, 2), min_size=1, max_size=12)
 
