@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from safetensors.torch import load_file
 
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import decode_batch
@@ -61,6 +62,13 @@ def _trained(store: ArtifactStore) -> list[int]:
     return sorted(counters.elements())
 
 
+def _optimizer_steps(store: ArtifactStore) -> set[int]:
+    """How often the optimizer of the last checkpoint has moved each parameter."""
+    folder = store.fetch_folder(store.require(keys.checkpoint(RUN, STEPS)))
+    state = load_file(folder / "optimizer.safetensors")
+    return {int(count) for name, count in state.items() if name.startswith("step/")}
+
+
 def test_a_paused_run_of_an_earlier_build_goes_on_to_its_end(stack: Stack) -> None:
     where = stack.up()
     paused, before = get(where, f"/v1/runs/{RUN}"), _rows(where)
@@ -78,7 +86,9 @@ def test_a_paused_run_of_an_earlier_build_goes_on_to_its_end(stack: Stack) -> No
     assert after[:PAUSED_AT] == before, "what was recorded before the pause stands"
     rates = {row["step"]: row["metrics"]["lr"] for row in after}
     assert rates[STEPS] < rates[1], "the change of its learning rate holds"
-    counters = _trained(ArtifactStore(f"file://{stack.home}/store"))
+    store = ArtifactStore(f"file://{stack.home}/store")
+    assert _optimizer_steps(store) == {STEPS}, "no batch moved the weights twice"
+    counters = _trained(store)
     assert len(counters) == len(set(counters)), "no example trained twice"
     # Groups whose rewards are all alike have no sample in a batch.
     assert len(counters) > GROUPS * STEPS / 2 and counters[-1] < GROUPS * STEPS + 2 * GROUPS
