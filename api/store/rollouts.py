@@ -497,7 +497,7 @@ class Rollouts:
         scored = document["rollouts"][index]
         samples = scored.get("samples") or reported.get("samples") or []
         trained = scored.get("samples") if document["kind"] == "train" else None
-        told_by_trainer = self._trainer_logprobs(run_id, at, index, trained) if trained else {}
+        of_trainer = self._trainer_logprobs(run_id, at, index, trained) if trained else {}
         return RolloutFull(
             **members[index].model_dump(),
             rewards=reported.get("rewards") or {},
@@ -511,7 +511,7 @@ class Rollouts:
                 TokenStrip(
                     **sample,
                     pieces=self._tokens.texts(at.attempt, sample["token_ids"]),
-                    trainer_logprobs=told_by_trainer.get(place),
+                    trainer_logprobs=of_trainer.get(place),
                 )
                 for place, sample in enumerate(samples)
             ],
