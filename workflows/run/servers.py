@@ -64,9 +64,9 @@ class Servers:
         self._outages.hold_host(host)
         if report.state != "up":
             text = f"{report.role} {report.index} (epoch {report.epoch}) is {report.state}"
-            told = f"{text}: {report.detail[-200:]}" if report.detail else text
+            line = f"{text}: {report.detail[-200:]}" if report.detail else text
             ordinary = report.state == "starting" and not report.detail
-            self._log.note(told, logging.INFO if ordinary else logging.WARNING)
+            self._log.note(line, logging.INFO if ordinary else logging.WARNING)
 
     async def open(self, role: ServerRole | None = None) -> None:
         """Starts a Host workflow for every server that the run hosts, or for those of a role."""
