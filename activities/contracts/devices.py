@@ -15,6 +15,6 @@ class Devices(Protocol):
         """The accelerators that servers may use, by name; empty: servers compute on the CPU."""
         ...
 
-    def given(self, host: HostInput, config: RunConfig) -> dict[str, str]:
+    def share(self, host: HostInput, config: RunConfig) -> dict[str, str]:
         """A server's share, as variables of its environment."""
         ...

@@ -75,11 +75,11 @@ def main() -> None:
     """Carries out every request."""
     end_with_parent()
     for request in json.load(sys.stdin):
-        told = Path(refusal_of(request["out"]))
+        refusal = Path(refusal_of(request["out"]))
         # That of a process that was killed says nothing about this one.
-        told.unlink(missing_ok=True)
+        refusal.unlink(missing_ok=True)
         if (refused := write(request)) is not None:
-            told.write_text(json.dumps(asdict(refused)), encoding="utf-8")
+            refusal.write_text(json.dumps(asdict(refused)), encoding="utf-8")
 
 
 if __name__ == "__main__":

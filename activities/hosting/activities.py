@@ -60,7 +60,7 @@ BLOCKED = (
 RUN_CHECK_EVERY_S = 10.0
 DISK_RETRIED_S = 30.0
 """The longest wait before another try after a store or disk failed."""
-RETOLD_AT_MOST_EVERY_S = 300.0
+REPORT_AT_MOST_EVERY_S = 300.0
 RPC_TIMEOUT = timedelta(seconds=5)
 DETAIL_LIMIT = 1500
 
@@ -179,7 +179,7 @@ class HostActivities:
         The run's history is bounded, so the run receives few reports: that its host waits, once two
         tries have failed, seldom that the reason has changed, and that it no longer waits.
         """
-        began = told_at = time.monotonic()
+        began = reported_at = time.monotonic()
         reported, tries = "", 0
         closed: asyncio.Task[None] | None = None
         try:
@@ -196,11 +196,11 @@ class HostActivities:
                 tries, now = tries + 1, time.monotonic()
                 # A failure that passes at once is no reason for the run to pause.
                 news = reported != reason and tries > 1
-                if news and (not reported or now - told_at >= RETOLD_AT_MOST_EVERY_S):
+                if news and (not reported or now - reported_at >= REPORT_AT_MOST_EVERY_S):
                     log.warning("%s waits: %s", host.host_id, reason)
                     waits = self._report(host, epoch, "starting", detail=reason)
                     await self._signal(host.run_id, REPORT_SIGNAL, waits)
-                    reported, told_at = reason, now
+                    reported, reported_at = reason, now
                 rest = rest_after(now - began, DISK_RETRIED_S)
                 if (await asyncio.wait([closed], timeout=rest))[0]:
                     closed.result()

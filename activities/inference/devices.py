@@ -34,7 +34,7 @@ class SharedDevices:
         """All GPUs as one, if engines are built for any."""
         return [] if on_cpu() else ["gpu"]
 
-    def given(self, host: HostInput, config: RunConfig) -> dict[str, str]:
+    def share(self, host: HostInput, config: RunConfig) -> dict[str, str]:
         """The number of threads of an engine on a CPU; nothing else is limited."""
         if host.role != "engine" or self.accelerators():
             return {}

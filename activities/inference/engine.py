@@ -185,7 +185,7 @@ async def engine_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> Server
         env=engine_env(cpu=cpu)
         | ({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if adapters else {})
         | {"VLLM_FLOAT32_MATMUL_PRECISION": config.trainer.matmul_precision}
-        | DEVICES.given(host, config),
+        | DEVICES.share(host, config),
         model=model,
         lost_after_s=config.inference.stalled_after_s,
         report_load=partial(report_load, address, host.index, epoch) if host.report_load else None,

@@ -39,18 +39,18 @@ def variants(key: str, committed: Collection[str]) -> list[str]:
 
 
 def holds(
-    store: ArtifactStore, ref: ArtifactRef, folder: Path, apart: Collection[str] = ()
+    store: ArtifactStore, ref: ArtifactRef, folder: Path, ignored: Collection[str] = ()
 ) -> bool:
     """Whether an artifact was committed from the same files as those of `folder`, bit for bit;
-    files named in `apart` may differ. False for a damaged one.
+    files named in `ignored` may differ. False for a damaged one.
     """
     try:
         store.verify(ref)
         manifest = store.get(replace(ref, path=f"{ref.path}/{MANIFEST}"))
     except CorruptArtifact:
         return False
-    theirs = {name: sha for name, (sha, _) in json.loads(manifest).items() if name not in apart}
-    names = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - set(apart)
+    theirs = {name: sha for name, (sha, _) in json.loads(manifest).items() if name not in ignored}
+    names = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()} - set(ignored)
     # Hashes cost more than names.
     return names == theirs.keys() and all(digest(folder / n) == theirs[n] for n in names)
 
@@ -62,16 +62,16 @@ def commit(
     *,
     epoch: int,
     attempt: str,
-    apart: Collection[str] = (),
+    ignored: Collection[str] = (),
 ) -> ArtifactRef:
     """Commits a folder under `key`, or adopts an equal artifact there; under the variant of `epoch`
-    if a different one exists. Files named in `apart` may differ in an adopted one.
+    if a different one exists. Files named in `ignored` may differ in an adopted one.
 
     Raises Nondeterministic if the variant is different, too.
     """
     for name in (key, variant(key, epoch)):
         ref = store.put_folder(name, folder, attempt=attempt)
-        if ref.attempt == attempt or holds(store, ref, folder, apart):
+        if ref.attempt == attempt or holds(store, ref, folder, ignored):
             return ref
     raise Nondeterministic(
         f"the trainer of epoch {epoch} has already committed other bits under {name!r}"

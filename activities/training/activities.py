@@ -321,7 +321,7 @@ class TrainerActivities:
                     out,
                     epoch=input.trainer.epoch,
                     attempt=attempt_token(),
-                    apart=MAY_DIFFER,
+                    ignored=MAY_DIFFER,
                 )
             await asyncio.to_thread(self._prune, input, config)
         return CheckpointResult(input.step, ref)

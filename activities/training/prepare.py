@@ -60,7 +60,7 @@ def make_default(recipe: Recipe, env: str, seed: int) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def load_given(name: str, source: str, revision: str | None = None) -> tuple[Any, Any]:
+def load_named(name: str, source: str, revision: str | None = None) -> tuple[Any, Any]:
     """Model and tokenizer from `source`, a folder or hub name, which the config calls `name`; ends
     the process if they cannot be loaded.
     """
@@ -132,7 +132,7 @@ def main() -> None:
         origin = f"{SMOLLM2}, from {smollm2.source()}"
     else:
         name, revision = order["name"], order.get("revision")
-        model, tokenizer = load_given(name, order.get("folder", name), revision)
+        model, tokenizer = load_named(name, order.get("folder", name), revision)
         # A version of a run with an adapter. An adapter in a user's own folder is not merged.
         if "folder" in order and (adapter := Path(order["folder"]) / ADAPTER_FOLDER).is_dir():
             model = load_merged(model, adapter)

@@ -204,18 +204,18 @@ def test_command_line_on_cpu_and_gpu() -> None:
 
 
 @pytest.mark.parametrize("cpu", [True, False])
-def test_engines_on_a_cpu_are_given_a_share_of_its_cores(
+def test_engines_on_a_cpu_get_a_share_of_its_cores(
     cpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "on_cpu", lambda: cpu)
     config = _config(engines=3)
 
-    def given(role: ServerRole) -> dict[str, str]:
-        return devices.DEVICES.given(HostInput("r", role, 0, "q"), config)
+    def share(role: ServerRole) -> dict[str, str]:
+        return devices.DEVICES.share(HostInput("r", role, 0, "q"), config)
 
-    share = str(engine_threads(len(os.sched_getaffinity(0)), 3))
-    assert given("engine") == ({"OMP_NUM_THREADS": share} if cpu else {})
-    assert given("trainer") == {}
+    threads = str(engine_threads(len(os.sched_getaffinity(0)), 3))
+    assert share("engine") == ({"OMP_NUM_THREADS": threads} if cpu else {})
+    assert share("trainer") == {}
 
 
 def test_threads_leave_room_for_the_trainer() -> None:

@@ -30,7 +30,7 @@ def test_equal_bits_are_adopted_and_others_go_beside_them(tmp_path: Path) -> Non
     assert commit(store, "k", one, epoch=2, attempt="t2") == first
 
     noted = folder(tmp_path / "noted", a="1", note="y")
-    assert commit(store, "k", noted, epoch=2, attempt="t3", apart=["sub/note"]) == first
+    assert commit(store, "k", noted, epoch=2, attempt="t3", ignored=["sub/note"]) == first
     own = commit(store, "k", noted, epoch=2, attempt="t4")
     assert own.key == variant("k", 2) == "k.e2"
     assert (store.fetch_folder(own) / "sub" / "note").read_text() == "y"
