@@ -127,7 +127,7 @@ def test_a_filesystem_that_cannot_sync_folders_serves(
     store.verify(store.put_folder("w/1", folder, attempt="1"))
 
 
-def test_a_disk_that_fails_at_the_end_is_told_of_and_the_next_try_succeeds(
+def test_a_disk_that_fails_at_the_end_is_reported_and_the_next_try_succeeds(
     store: ArtifactStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = Disk(store, monkeypatch)

@@ -132,7 +132,7 @@ def test_a_version_that_is_an_adapter_alone_is_small() -> None:
 
 
 @given(st.integers(1, 400))
-def test_what_is_told_to_help_helps(free: int) -> None:
+def test_advice_helps(free: int) -> None:
     run = run_of({"checkpoint": {"keep_last": 4, "keep_every": 10}})
     text = problem(LARGE, run, free=free * GIB, where="/store")
     assert (text is None) == (sum(disk_parts(LARGE, run).values()) <= free * GIB)

@@ -169,7 +169,7 @@ def test_no_micro_batch_has_more_tokens_than_the_batch() -> None:
 
 
 @given(st.integers(1, 400), st.booleans())
-def test_what_is_told_to_help_helps(room: int, gpu: bool) -> None:
+def test_advice_helps(room: int, gpu: bool) -> None:
     run = config({}, seq_len=512, micro_batch_tokens=8192)
     text = problem(LARGE, run, room=room * GIB, gpu=gpu)
     if text is None:

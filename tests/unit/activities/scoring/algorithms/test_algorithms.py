@@ -529,7 +529,7 @@ async def test_what_a_custom_function_returns_is_checked(
         await before_filters(algorithm, rollouts([1.0, 0.0], [2, 2]))
 
 
-async def test_what_a_custom_function_raises_is_told(folder: str) -> None:
+async def test_what_a_custom_function_raises_is_reported(folder: str) -> None:
     with pytest.raises(CreditError, match="my_credit:broken raised KeyError: 'gone'"):
         await before_filters(custom(folder, "broken"), rollouts([1.0]))
 
