@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -71,9 +71,9 @@ class _EngineTrouble(Exception):
 
 
 class RolloutActivities:
-    """One per rollout worker process. Without `releases`, permits are freed by activities only."""
+    """One per rollout worker process."""
 
-    def __init__(self, ctx: WorkerContext, releases: Releases | None = None) -> None:
+    def __init__(self, ctx: WorkerContext, releases: Releases) -> None:
         self.ctx = ctx
         self.releases = releases
         self.tasks = TaskLibrary(ctx)
@@ -166,8 +166,6 @@ class RolloutActivities:
         """Yields a function that reports to Dispatch how many rollouts of the part have ended, one
         of the `rollouts` of this activity.
         """
-        if self.releases is None:
-            return nullcontext(lambda count: None)
         owner = activity.info().workflow_id
         assert owner is not None, "rollouts run for a workflow"
         key = f"{input.work.group}/{input.first}"

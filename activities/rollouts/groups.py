@@ -4,7 +4,6 @@ A group document holds per rollout its reward, error and advantage, what metrics
 scored samples. Pure functions over JSON; `activities.py` does the reading and writing.
 """
 
-import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -76,8 +75,8 @@ async def scored(
     rollouts: Sequence[dict[str, Any] | None],
     version: int,
     lost: str,
-    algorithm: algorithms.Algorithm | None = None,
-    judge: Judge | None = None,
+    algorithm: algorithms.Algorithm | None,
+    judge: Judge | None,
     *,
     post_batch: Judge | None = None,
     require_full: bool = False,
@@ -86,14 +85,13 @@ async def scored(
 ) -> dict[str, Any]:
     """The document of a group from its rollout documents [size]; None: never finished.
 
-    In training groups `algorithm` (none: plain group-relative) gives credit to the rollouts that
-    did not err, `judge` (none: no filters) says which of them survive, and `post_batch` which of
-    these would not train. With `require_full`, one that erred or was lost rejects the group:
-    nothing in it gets credit or survives. `state` is the snapshot that the algorithm starts from,
-    and `task` the example's data, for algorithms that need it. A user's own algorithm may block
-    the event loop. Raises CreditError.
+    `algorithm` (none: of an eval) gives credit to the rollouts that did not err, `judge` (none: no
+    filters) says which of them survive, and `post_batch` which of these would not train. With
+    `require_full`, one that erred or was lost rejects the group: nothing in it gets credit or
+    survives. `state` is the snapshot that the algorithm starts from, and `task` the example's data,
+    for algorithms that need it. A user's own algorithm may block the event loop. Raises
+    CreditError.
     """
-    algorithm = algorithm or algorithms.default()
     members: list[dict[str, Any]] = []
     for index, rollout in enumerate(rollouts):
         if rollout is None:
@@ -122,7 +120,7 @@ async def scored(
     valid = [member for member in members if member["error"] is None]
     rejected = require_full and work.kind == "train" and len(valid) < len(members)
     observed: dict[str, list[float]] = {}
-    if work.kind == "train" and not rejected:
+    if algorithm is not None and not rejected:
         views = [
             algorithms.view(index, rollout, task)
             for index, rollout in enumerate(rollouts)
@@ -144,7 +142,7 @@ async def scored(
         "group": work.group,
         "kind": work.kind,
         "env": work.env,
-        "algorithm": algorithm.name if work.kind == "train" else None,
+        "algorithm": algorithm.name if algorithm is not None else None,
         "example": work.example,
         "size": work.size,
         "version_start": min(sampled, default=version),
@@ -157,11 +155,6 @@ async def scored(
 def _versions_of(member: Mapping[str, Any]) -> set[int]:
     """Policy versions that sampled a rollout's tokens, as far as they are known."""
     return set().union(*(sample["versions"] for sample in member["samples"])) - {-1}
-
-
-def score(*args: Any, **options: Any) -> dict[str, Any]:
-    """`scored` in a new event loop; blocks, so call it from a thread without a running loop."""
-    return asyncio.run(scored(*args, **options))
 
 
 def valid_of(document: dict[str, Any]) -> list[dict[str, Any]]:

@@ -45,6 +45,7 @@ from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.batch import decode_batch
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.configs.filters import FiltersConfig
+from tests.groups import score_group
 
 RUN, ENV, LABEL, VOCABULARY = "bench", "reverse-text", "7.1a", 50_000
 TASK = {"type": "T", "data": {"idx": 0, "prompt": "p"}}
@@ -204,7 +205,7 @@ def measure(tokens: int, length: int, size: int, store: ArtifactStore) -> dict[s
     def score(name: str) -> dict[str, Any]:
         # Who rolls a group out scores it from the documents that it has.
         own = [one for one in found if one["group"] == name]
-        return groups.score(
+        return score_group(
             GroupWork(name, "train", ENV, 0, len(own)),
             own,
             7,

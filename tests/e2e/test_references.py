@@ -22,7 +22,6 @@ from ratchet.activities.contracts.rollouts import (
 )
 from ratchet.activities.envs.host import env_spec
 from ratchet.activities.hosting.process import ServerProcess
-from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.scoring.algorithms.base import CreditError
 from ratchet.activities.scoring.check import AlgorithmActivities
@@ -33,6 +32,7 @@ from ratchet.configs.load import validate
 from ratchet.configs.reference import FrozenModelConfig
 from tests.e2e.frozen import frozen_model
 from tests.e2e.policies import random_policy
+from tests.groups import rollout_activities
 
 pytestmark = [
     pytest.mark.e2e,
@@ -159,7 +159,7 @@ async def test_it_plays_rollouts_in_the_policys_tokens(teacher: Teacher, tmp_pat
     # No engine of the policy exists: nobody must ask it.
     engine = EngineTarget(0, 1, "http://127.0.0.1:9", "policy", version=3)
     work = GroupWork("train/0", "train", "reverse-text", 0, 4)
-    rooms, run = RolloutActivities(ctx), ActivityEnvironment().run
+    rooms, run = rollout_activities(ctx), ActivityEnvironment().run
     try:
         await process.start()
         while not await spec.probe():

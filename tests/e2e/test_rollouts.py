@@ -38,6 +38,7 @@ from ratchet.activities.storage.documents import read
 from ratchet.activities.training.tokenizer import IM_END, vocabulary
 from ratchet.configs.run import RunConfig
 from tests.e2e.engines import SEQ_LEN, Policy, Served
+from tests.groups import rollout_activities
 
 pytestmark = [
     pytest.mark.e2e,
@@ -98,7 +99,7 @@ async def target(ctx: WorkerContext, served: Served) -> EngineTarget:
 @pytest.fixture(scope="module")
 def rooms(ctx: WorkerContext) -> RolloutActivities:
     """A rollout worker's room."""
-    return RolloutActivities(ctx)
+    return rollout_activities(ctx)
 
 
 @dataclass

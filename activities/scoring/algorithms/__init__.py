@@ -4,7 +4,6 @@ One module and one class each; `build` makes the one that a config section names
 """
 
 from ratchet.activities.scoring.algorithms.base import (
-    Advantage,
     Algorithm,
     Credit,
     CreditError,
@@ -17,7 +16,6 @@ from ratchet.activities.scoring.algorithms.custom import Custom
 from ratchet.activities.scoring.algorithms.driver import (
     after_filters,
     before_filters,
-    broadcast,
     lay_out,
     view,
 )
@@ -45,37 +43,24 @@ from ratchet.configs.algorithm import (
 )
 
 __all__ = [
-    "Advantage",
     "Algorithm",
     "Credit",
     "CreditError",
-    "Custom",
     "Echo",
     "Grpo",
     "HierarchicalGrpo",
     "MaxRl",
-    "Opd",
-    "Opsd",
     "Rae",
     "Reference",
     "Render",
-    "Reward",
     "RolloutView",
-    "Sft",
     "TraceView",
     "after_filters",
     "before_filters",
-    "broadcast",
     "build",
-    "default",
     "lay_out",
     "view",
 ]
-
-
-def default() -> Algorithm:
-    """Plain group-relative advantages."""
-    return Grpo(GrpoConfig(), seq_len=1)
 
 
 def build(

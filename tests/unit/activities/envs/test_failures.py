@@ -19,9 +19,9 @@ from ratchet.activities.contracts.rollouts import (
 )
 from ratchet.activities.envs.failures import by_type, commonest, frames_of, text_of
 from ratchet.activities.envs.samples import Reading, failed, from_episode, to_document
-from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import keys
+from tests.groups import rollout_activities
 from tests.unit.activities.envs.test_samples import _document, _episode, _node
 
 ENV = """
@@ -132,7 +132,7 @@ async def _eval(
 ) -> tuple[dict[str, Any], EvalResult]:
     """The record and the result of an eval of these groups; those `missing` come last."""
     ctx = WorkerContext(home=folder, store_url=str(folder / "store"), own_queue="q")
-    rooms, run, size = RolloutActivities(ctx), ActivityEnvironment().run, len(groups[0])
+    rooms, run, size = rollout_activities(ctx), ActivityEnvironment().run, len(groups[0])
     config = {"max_steps": 1, "train": {"env": [{"id": "e"}]}, "eval": {"env": [{"id": "e"}]}}
     ctx.store.put_json(keys.config("r"), config)
     for example, rollouts in enumerate(groups):

@@ -18,6 +18,7 @@ from ratchet.activities.envs.samples import (
     version_of,
 )
 from ratchet.activities.rollouts import groups
+from tests.groups import score_group
 
 LOGPROB = -0.123456789012345
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7}
@@ -203,7 +204,7 @@ def test_a_chat_whose_weights_changed_is_mixed_and_of_both() -> None:
     assert rollout.samples[0].versions == [-1, -1, -1]
     document = {**to_document(rollout), "temperature": 1.0}
     assert (document["labels"], document["mixed"]) == (["3.4a", "5.6b"], True)
-    group = groups.score(GroupWork("eval/0-0/e/0", "eval", "e", 0, 1), [document], 3, "")
+    group = score_group(GroupWork("eval/0-0/e/0", "eval", "e", 0, 1), [document], 3, "")
     assert groups.served_versions(group) == {3, 5} and groups.mixed_of(group) == 1
 
 
@@ -278,7 +279,7 @@ def _document(reward: float, error: dict[str, str] | None = None) -> dict[str, A
 def test_group_scores_survivors_only() -> None:
     work = GroupWork("train/7", "train", "e", 0, 4)
     bad = _document(0.9, {"type": "TaskError", "message": "boom"})
-    document = groups.score(work, [_document(1.0), None, bad, _document(0.0)], 6, "stale")
+    document = score_group(work, [_document(1.0), None, bad, _document(0.0)], 6, "stale")
     result = groups.result(document, ArtifactRef("k", "0" * 64, 1, "p"))
     assert (result.survivors, result.errored, result.samples, result.tokens) == (2, 2, 2, 6)
     assert (result.reward_mean, result.version_start, result.labels) == (0.5, 5, ["5.0"])
@@ -292,7 +293,7 @@ def test_group_scores_survivors_only() -> None:
 
 def test_group_without_survivors() -> None:
     work = GroupWork("train/8", "train", "e", 0, 2)
-    document = groups.score(work, [None, None], 6, "")
+    document = score_group(work, [None, None], 6, "")
     result = groups.result(document, ArtifactRef("k", "0" * 64, 1, "p"))
     assert (result.survivors, result.samples, result.version_start) == (0, 0, 6)
     assert groups.batch_samples(document) == []
@@ -300,7 +301,7 @@ def test_group_without_survivors() -> None:
 
 def test_eval_groups_get_no_advantages() -> None:
     work = GroupWork("eval/0-0/e/0", "eval", "e", 0, 2)
-    document = groups.score(work, [_document(1.0), _document(0.0)], 5, "")
+    document = score_group(work, [_document(1.0), _document(0.0)], 5, "")
     assert "advantage" not in document["rollouts"][0]
     assert groups.served_versions(document) == {5}
     assert [rollout.reward for rollout in groups.eval_rollouts(document)] == [1.0, 0.0]

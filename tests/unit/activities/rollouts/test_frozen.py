@@ -23,7 +23,6 @@ from ratchet.activities.envs.samples import (
 )
 from ratchet.activities.envs.shipped.ratchet_chatml import ChatMLRenderer
 from ratchet.activities.rollouts import frozen, groups
-from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.rollouts.frozen import Layout, Turn, lay_out
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.scoring.algorithms.base import CreditError
@@ -33,6 +32,7 @@ from ratchet.activities.training.tokenizer import IM_END, build_tokenizer, vocab
 from ratchet.configs.env import SamplingConfig
 from ratchet.configs.load import validate
 from ratchet.configs.reference import FrozenModelConfig
+from tests.groups import rollout_activities, score_group
 from tests.unit.activities.envs.test_samples import _episode
 
 TOKENIZER = build_tokenizer(256)
@@ -142,7 +142,7 @@ def test_a_group_of_a_frozen_model_is_as_young_as_can_be() -> None:
         "temperature": frozen.TEMPERATURE,
     }
     work = GroupWork("train/0", "train", "reverse-text", 0, 2)
-    scored = groups.score(work, [document, document], version=7, lost="")
+    scored = score_group(work, [document, document], version=7, lost="")
     assert scored["version_start"] == 7 and groups.served_versions(scored) == set()
 
 
@@ -268,7 +268,7 @@ async def _play(tmp_path: Path, client: Client, count: int) -> list[Any]:
     policy = tmp_path / "policy"
     TOKENIZER.save_pretrained(policy)
     ctx.store.put_folder(keys.weights("r", 0), policy, attempt="0")
-    rooms = RolloutActivities(ctx)
+    rooms = rollout_activities(ctx)
     work = GroupWork("train/0", "train", "reverse-text", 0, count)
     engine = EngineTarget(0, 1, "http://e:1", "policy", 0)
     given = RunRolloutsInput("r", work, engine, "tcp://env:1")

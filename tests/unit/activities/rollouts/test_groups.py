@@ -21,12 +21,12 @@ from ratchet.activities.contracts.rollouts import (
     Kind,
 )
 from ratchet.activities.rollouts import groups
-from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.scoring import filters
 from ratchet.activities.storage import keys
 from ratchet.configs.filters import FilterConfig, RepetitionConfig, ZeroAdvantageConfig
 from ratchet.configs.load import validate
+from tests.groups import rollout_activities, score_group
 
 REF = ArtifactRef("k", "0" * 64, 1, "p")
 CERTAIN, UNSURE = -1e-6, -3.0
@@ -76,7 +76,7 @@ def _group(
     require_full: bool = False,
 ) -> dict[str, Any]:
     work = GroupWork(f"{kind}/0", kind, "e", 0, len(rollouts))
-    return groups.score(
+    return score_group(
         work,
         list(rollouts),
         3,
@@ -227,7 +227,7 @@ async def test_slots_and_flag_come_from_the_run(tmp_path: Path) -> None:
     slots = {"pre_batch": [], "post_batch": [{"type": "zero_advantage", "enforce": True}]}
     config = validate({"max_steps": 1, "train": {"env": envs}, "filters": slots})
     ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
-    rooms = RolloutActivities(ctx)
+    rooms = rollout_activities(ctx)
 
     async def finalize(number: int, env: str, rewards: list[float], size: int) -> GroupResult:
         work = GroupWork(f"train/{number}", "train", env, 0, size)
@@ -266,7 +266,7 @@ async def test_a_group_that_was_just_written_is_not_read(
     work = GroupWork("train/0" if kind == "train" else "eval/0-0/a/0", kind, "reverse-text", 0, 3)
     for index, rollout in enumerate([_rollout(0.25), _rollout(1.0), _rollout(0.0, error=BROKEN)]):
         ctx.store.put_json(keys.rollout("r", work.group, index), rollout)
-    given, rooms = FinalizeGroupInput("r", work, 3), RolloutActivities(ctx)
+    given, rooms = FinalizeGroupInput("r", work, 3), rollout_activities(ctx)
     first = await ActivityEnvironment().run(rooms.finalize_group, given)
     assert keys.group("r", work.group) not in read and len(read) >= 3
     again = await ActivityEnvironment().run(rooms.finalize_group, given)

@@ -39,6 +39,7 @@ from ratchet.configs.filters import (
     ZeroAdvantageConfig,
 )
 from ratchet.configs.load import ConfigError, dump_toml, parse, validate
+from tests.groups import rollout_activities, score_group
 
 VOCABULARY = 151_936
 RARE = 120_000
@@ -191,7 +192,7 @@ def _group(
     rollouts: list[dict[str, Any] | None], slot: list[FilterConfig], number: int = 0
 ) -> dict[str, Any]:
     work = GroupWork(f"train/{number}", "train", "e", 0, len(rollouts))
-    return groups.score(work, rollouts, 3, "", judge=_judge(slot))
+    return score_group(work, rollouts, 3, "", judge=_judge(slot))
 
 
 REF = ArtifactRef("k", "0" * 64, 1, "p")
@@ -228,7 +229,7 @@ def test_group_with_nothing_left_says_why() -> None:
 def test_evals_are_never_filtered() -> None:
     work = GroupWork("eval/0-0/e/0", "eval", "e", 0, 2)
     loop = _rollout(1.0, [_sample([1, 2], [CERTAIN] * 2)])
-    document = groups.score(work, [loop, loop], 3, "", judge=_judge([LOOP]))
+    document = score_group(work, [loop, loop], 3, "", judge=_judge([LOOP]))
     assert len(groups.eval_rollouts(document)) == 2
     assert "filters" not in document["rollouts"][0]
 
@@ -373,7 +374,7 @@ def _world(tmp_path: Path, algo: dict[str, Any] | None = None, **filters: Any) -
     policy.mkdir()
     (policy / "config.json").write_text(json.dumps({"vocab_size": VOCABULARY}))
     ctx.store.put_folder(keys.weights("r", 0), policy, attempt="0")
-    return RolloutActivities(ctx)
+    return rollout_activities(ctx)
 
 
 async def _finalize(

@@ -17,6 +17,7 @@ from ratchet.activities.scoring.references import ReferenceLost
 from ratchet.activities.scoring.threads import aside
 from ratchet.activities.storage import keys
 from ratchet.configs.load import validate
+from tests.groups import rollout_activities
 from tests.unit.activities.scoring.algorithms.test_streams import document, sample
 from tests.unit.activities.scoring.test_references import Server, quick, server  # noqa: F401
 
@@ -35,7 +36,7 @@ def _rooms(tmp_path: Path, url: str) -> RolloutActivities:
         }
     )
     ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
-    return RolloutActivities(ctx)
+    return rollout_activities(ctx)
 
 
 def _finalizing(

@@ -13,7 +13,6 @@ import pytest
 from docs.step_metrics import undescribed
 from ratchet.activities.contracts.rollouts import Gauges, GroupWork
 from ratchet.activities.envs.samples import Rollout, RolloutSample, failed, to_document
-from ratchet.activities.rollouts import groups
 from ratchet.activities.scoring import batches, subsets
 from ratchet.activities.scoring.filters import Verdict
 from ratchet.activities.storage import documents, keys
@@ -21,6 +20,7 @@ from ratchet.activities.storage.batch import SCHEMA_VERSION, Sample, encode_batc
 from ratchet.activities.storage.columns import STREAMS
 from ratchet.activities.storage.store import ArtifactStore
 from tests import ROOT
+from tests.groups import score_group
 
 PAGE = (ROOT / "docs" / "data.md").read_text()
 GIVEN: dict[str, Any] = {
@@ -132,7 +132,7 @@ def test_documents() -> None:
     assert set(to_document(failed("Timeout", ""))) <= _named(rollouts)
     work = GroupWork("train/12", "train", "e", 0, 2)
     erred = to_document(replace(done, samples=[], error={"type": "Timeout", "message": ""}))
-    group = groups.score(
+    group = score_group(
         work, [document, erred], 7, "", post_batch=lambda samples, *, reward: Verdict()
     )
     member = group["rollouts"][0]

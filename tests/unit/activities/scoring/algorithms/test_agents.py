@@ -13,15 +13,16 @@ from ratchet.activities.contracts.rollouts import GroupWork
 from ratchet.activities.rollouts import groups
 from ratchet.activities.scoring.algorithms import (
     Algorithm,
+    Grpo,
     HierarchicalGrpo,
     Rae,
     RolloutView,
     TraceView,
     before_filters,
     build,
-    default,
 )
-from ratchet.configs.algorithm import HierarchicalGrpoConfig, RaeConfig
+from ratchet.configs.algorithm import GrpoConfig, HierarchicalGrpoConfig, RaeConfig
+from tests.groups import score_group
 from tests.unit.activities.scoring.algorithms.test_streams import document, sample
 
 REWARDS = st.lists(st.floats(-2, 2), min_size=1, max_size=12)
@@ -99,7 +100,7 @@ def test_a_group_document_keeps_what_was_observed() -> None:
     ]
     work = GroupWork("train/0", "train", "e", 0, 3)
     made = json.loads(
-        json.dumps(groups.score(work, rollouts, 3, "", Rae(RaeConfig()), state={"policy": 0.5}))
+        json.dumps(score_group(work, rollouts, 3, "", Rae(RaeConfig()), state={"policy": 0.5}))
     )
     result = groups.result(made, ArtifactRef("k", "0" * 64, 1, "p"))
     assert result.observed == {"policy": [1.0, 0.5]}
@@ -109,11 +110,11 @@ def test_a_group_document_keeps_what_was_observed() -> None:
     ]
     assert (
         groups.result(
-            groups.score(work, rollouts, 3, ""), ArtifactRef("k", "0" * 64, 1, "p")
+            score_group(work, rollouts, 3, ""), ArtifactRef("k", "0" * 64, 1, "p")
         ).observed
         == {}
     ), "algorithms without state observe nothing"
-    rejected = groups.score(work, rollouts, 3, "", Rae(RaeConfig()), require_full=True)
+    rejected = score_group(work, rollouts, 3, "", Rae(RaeConfig()), require_full=True)
     assert rejected["observed"] == {}, "rewards of a group that is not trained move nothing"
 
 
@@ -124,11 +125,11 @@ def test_a_group_document_keeps_what_was_observed() -> None:
 async def test_with_one_agent_it_is_grpo(rewards: list[float]) -> None:
     algorithm = build(HierarchicalGrpoConfig(), seq_len=8)
     assert await advantages(algorithm, alone(rewards)) == await advantages(
-        default(), alone(rewards)
+        Grpo(GrpoConfig(), 1), alone(rewards)
     )
     of_another = HierarchicalGrpo(HierarchicalGrpoConfig(episode_agents=["solver"]))
     assert await advantages(of_another, alone(rewards)) == await advantages(
-        default(), alone(rewards)
+        Grpo(GrpoConfig(), 1), alone(rewards)
     )
 
 

@@ -17,7 +17,6 @@ from ratchet.activities.contracts.checks import CheckInput
 from ratchet.activities.contracts.rollouts import FinalizeGroupInput, GroupWork
 from ratchet.activities.envs.datasets import reverse_text_words
 from ratchet.activities.rollouts import groups
-from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.scoring.algorithms import (
     Algorithm,
@@ -28,13 +27,14 @@ from ratchet.activities.scoring.algorithms import (
     RolloutView,
     after_filters,
     before_filters,
-    broadcast,
     build,
 )
+from ratchet.activities.scoring.algorithms.driver import broadcast
 from ratchet.activities.scoring.check import AlgorithmActivities, check_algorithms
 from ratchet.activities.storage import documents, keys
 from ratchet.configs.algorithm import CustomConfig, GrpoConfig, RewardConfig
 from ratchet.configs.load import validate
+from tests.groups import rollout_activities, score_group
 
 MINIMAL: dict[str, Any] = {"max_steps": 3, "train": {"env": [{"id": "reverse-text"}]}}
 
@@ -385,13 +385,12 @@ WORK = GroupWork("train/0", "train", "reverse-text", 0, 4)
 
 
 def test_a_group_document_names_its_algorithm() -> None:
-    found = groups.score(WORK, [document(r) for r in (1.0, 0.0, 0.0, 0.0)], 5, "", MaxRl())
+    found = score_group(WORK, [document(r) for r in (1.0, 0.0, 0.0, 0.0)], 5, "", MaxRl())
     assert found["algorithm"] == "max_rl"
     rows = groups.batch_samples(found)
     assert [row.advantages for row in rows][:2] == [[0.0, 3.0, 3.0], [0.0, -1.0, -1.0]]
-    assert groups.score(WORK, [document(1.0)] * 4, 5, "")["algorithm"] == "grpo"
     evaluated = GroupWork("eval/0-0/0", "eval", "reverse-text", 0, 1)
-    assert groups.score(evaluated, [document(1.0)], 5, "", MaxRl())["algorithm"] is None
+    assert score_group(evaluated, [document(1.0)], 5, "")["algorithm"] is None
 
 
 CREDIT = """
@@ -457,12 +456,12 @@ def custom(folder: str, function: str, **kwargs: Any) -> Algorithm:
 def test_custom_scalars_and_per_token_lists(folder: str) -> None:
     members = [document(r) for r in (1.0, 0.25)]
     work = GroupWork("train/0", "train", "e", 0, 2)
-    found = groups.score(work, members, 5, "", custom(folder, "scaled", by=4.0))
+    found = score_group(work, members, 5, "", custom(folder, "scaled", by=4.0))
     assert [row.advantages for row in groups.batch_samples(found)] == [
         [0.0, 4.0, 4.0],
         [0.0, 1.0, 1.0],
     ]
-    found = groups.score(work, members, 5, "", custom(folder, "per_token"))
+    found = score_group(work, members, 5, "", custom(folder, "per_token"))
     assert [row.advantages for row in groups.batch_samples(found)] == [[0.0, -1.0, -2.0]] * 2
     assert found["rollouts"][0]["advantage"] == -1.5
     assert found["algorithm"] == "custom"
@@ -484,7 +483,7 @@ async def test_a_custom_function_sees_its_task_if_the_config_says_so(
         }
     )
     ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
-    rooms, work = RolloutActivities(ctx), GroupWork("train/0", "train", "reverse-text", 3, 2)
+    rooms, work = rollout_activities(ctx), GroupWork("train/0", "train", "reverse-text", 3, 2)
     for index in range(2):
         ctx.store.put_json(keys.rollout("r", work.group, index), document(1.0))
     run = ActivityEnvironment().run
@@ -575,7 +574,7 @@ async def test_a_run_scores_with_the_algorithm_of_its_env(tmp_path: Path, folder
         {**MINIMAL, "algo": {"type": "max_rl"}, "train": {"env": envs}, "filters": unfiltered}
     )
     ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"), attempt="a")
-    activities = RolloutActivities(ctx)
+    activities = rollout_activities(ctx)
 
     async def finalize(number: int, env: str) -> tuple[str, list[float]]:
         work = GroupWork(f"train/{number}", "train", env, 0, 2)

@@ -27,6 +27,7 @@ from ratchet.activities.storage.batch import Sample, decode_batch, encode_batch
 from ratchet.activities.storage.columns import STREAMS
 from ratchet.activities.training.batching import cut, member_counts, micro_batches
 from ratchet.configs.filters import ZeroAdvantageConfig
+from tests.groups import score_group
 
 MASKS = [[False, True, True], [False, True]]
 FILL = {"rl_weights": 1.0, "ce_weights": 0.0, "ref_kl_weights": 0.0, "ref_logprobs": 0.0}
@@ -120,7 +121,7 @@ def test_zero_advantage_does_not_hit_rollouts_without_advantages() -> None:
         return filters.judge([ZeroAdvantageConfig()], samples, None)
 
     rollouts: list[dict[str, Any] | None] = [document([sample(MASKS[0])]) for _ in range(2)]
-    made = groups.score(work(2), rollouts, 3, "", Quiet(), judge)
+    made = score_group(work(2), rollouts, 3, "", Quiet(), judge)
     assert [member["filtered"] for member in made["rollouts"]] == [True, False]
     assert [member["advantage"] for member in made["rollouts"]] == [0.0, None]
     (row,) = groups.batch_samples(made)
@@ -142,11 +143,11 @@ def test_a_member_of_rl_without_an_advantage_is_an_error(rl: bool | None) -> Non
 
     rollouts: list[dict[str, Any] | None] = [document([sample(MASKS[0])]) for _ in range(2)]
     with pytest.raises(CreditError) as caught:
-        groups.score(work(2), rollouts, 3, "", Forgetful())
+        score_group(work(2), rollouts, 3, "", Forgetful())
     for named in ("'forgetful'", "train/0", "'e'", "rollout 1", "rl component", "rl=False"):
         assert named in str(caught.value)
     nothing: list[dict[str, Any] | None] = [document([sample([False, False])])] * 2
-    assert groups.score(work(2), nothing, 3, "", Forgetful())["rollouts"][1]["advantage"] is None
+    assert score_group(work(2), nothing, 3, "", Forgetful())["rollouts"][1]["advantage"] is None
 
 
 def test_an_advantage_may_come_after_the_filters() -> None:
@@ -159,7 +160,7 @@ def test_an_advantage_may_come_after_the_filters() -> None:
     def judge(samples: Sequence[Mapping[str, Any]], *, reward: float) -> filters.Verdict:
         return filters.judge([ZeroAdvantageConfig()], samples, None, reward)
 
-    made = groups.score(work(1), [document([sample(MASKS[0])])], 3, "", Late(), judge)
+    made = score_group(work(1), [document([sample(MASKS[0])])], 3, "", Late(), judge)
     assert made["rollouts"][0]["advantage"] == 0.25, "none yet is not the same as 0"
 
 
@@ -285,7 +286,7 @@ def test_streams_stay_with_their_tokens(
     rollouts: list[dict[str, Any] | None] = [
         document([sample(mask) for mask in own]) for own in masks
     ]
-    made = groups.score(work(len(masks)), rollouts, 3, "", Drawn(credit))
+    made = score_group(work(len(masks)), rollouts, 3, "", Drawn(credit))
     rows = decode_batch(encode_batch(groups.batch_samples(json.loads(json.dumps(made)))))
     flat = [
         (laid, mask)

@@ -18,6 +18,7 @@ from ratchet.activities.scoring.algorithms.rendering import load_renderer
 from ratchet.activities.scoring.filters import Verdict
 from ratchet.activities.training.tokenizer import build_tokenizer
 from ratchet.configs.algorithm import OpdConfig, OpsdConfig, SftConfig
+from tests.groups import score_group
 from tests.unit.activities.scoring.algorithms.test_streams import document, sample
 
 FROZEN = {"name": "big", "base_url": "http://teacher:8000"}
@@ -51,7 +52,7 @@ def score(
     algorithm: Algorithm, rollouts: Sequence[dict[str, Any]], **options: Any
 ) -> dict[str, Any]:
     work = GroupWork("train/0", "train", "e", 0, len(rollouts))
-    return groups.score(work, list(rollouts), 3, "", algorithm, **options)
+    return score_group(work, list(rollouts), 3, "", algorithm, **options)
 
 
 # -- opd ------------------------------------------------------------------------------------
