@@ -48,9 +48,9 @@ def default_address(env: Mapping[str, str] = os.environ) -> str:
     return DEFAULT_ADDRESS if port is None else f"http://127.0.0.1:{port}"
 
 
-def backoff_s(attempt: int, most_s: float = 10.0) -> float:
+def backoff_s(attempt: int) -> float:
     """Seconds to wait before try `attempt` (1, 2, …), randomized so that clients spread out."""
-    return min(0.5 * 2.0 ** (attempt - 1), most_s) * random.uniform(0.5, 1.0)
+    return min(0.5 * 2.0 ** (attempt - 1), 10.0) * random.uniform(0.5, 1.0)
 
 
 class Transport:

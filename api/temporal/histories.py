@@ -29,6 +29,8 @@ from ratchet.api.temporal.client import Execution, Temporal
 from ratchet.api.temporal.connection import Missing
 from ratchet.api.temporal.event_log import EventBuilder, LoggedEvent, parse_cursor
 
+KEEP_ALIVE_S = 15.0
+"""A stream that had nothing to say for this long says so."""
 IDLE_S = 60.0
 """A reader that is unused for this long ends."""
 KEPT_READERS = 64
@@ -382,7 +384,6 @@ class Histories:
         *,
         hello: bytes = b"",
         wanted: Wanted = everything,
-        keep_alive_s: float = 15.0,
     ) -> AsyncIterator[bytes]:
         """`hello`, and server-sent events after the one with id `after`, as they happen.
 
@@ -390,7 +391,7 @@ class Histories:
         anything is sent, for an unknown cursor.
         """
         reader, place = await self._begin(newest, after, time.monotonic() + CATCH_UP_S)
-        return self._reported(newest.id, reader, place, hello, wanted, keep_alive_s)
+        return self._reported(newest.id, reader, place, hello, wanted)
 
     async def _reported(
         self,
@@ -399,7 +400,6 @@ class Histories:
         place: Place | None,
         hello: bytes,
         wanted: Wanted,
-        keep_alive_s: float,
     ) -> AsyncIterator[bytes]:
         if hello:
             yield hello
@@ -425,7 +425,7 @@ class Histories:
                 return
             else:
                 # The news may be that Temporal is away, or an event that does not match.
-                await reader.wait(max(said_at + keep_alive_s - time.monotonic(), 0.0))
-            if time.monotonic() >= said_at + keep_alive_s:
+                await reader.wait(max(said_at + KEEP_ALIVE_S - time.monotonic(), 0.0))
+            if time.monotonic() >= said_at + KEEP_ALIVE_S:
                 yield b": still here\n\n"
                 said_at = time.monotonic()

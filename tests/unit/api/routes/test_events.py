@@ -408,14 +408,17 @@ async def test_latest_is_the_end_of_a_run_that_just_continued_as_new(served: Ser
         await handle.terminate()
 
 
-async def test_a_stream_says_that_it_is_there_while_temporal_is_away(served: Served) -> None:
+async def test_a_stream_says_that_it_is_there_while_temporal_is_away(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(histories, "KEEP_ALIVE_S", 0.2)
     run_id = (await served.start("away"))["id"]
     await served.until(run_id, step=3)
     temporal = Temporal(connection(served.env), timeout_s=5)
     execution = await temporal.describe(run_id)
     assert execution is not None
     followed = histories.Histories(temporal)
-    stream = await followed.stream(execution, await followed.latest(execution), keep_alive_s=0.2)
+    stream = await followed.stream(execution, await followed.latest(execution))
     reader = followed._reader(run_id, execution.run)
 
     async def fail() -> None:
