@@ -48,9 +48,8 @@ log = logging.getLogger(__name__)
 class LagRecorder:
     """Event-loop lag and usage of this process, once for each role and run it works for."""
 
-    def __init__(self, store: ArtifactStore, *, sample_s: float = SAMPLE_S) -> None:
+    def __init__(self, store: ArtifactStore) -> None:
         self._store = store
-        self._sample_s = sample_s
         # A restarted process may have its predecessor's name.
         self._process = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
         self._lag = LoopLag()
@@ -82,7 +81,7 @@ class LagRecorder:
         self._lag.start()
         try:
             while True:
-                await asyncio.sleep(self._sample_s)
+                await asyncio.sleep(SAMPLE_S)
                 await self._record()
         finally:
             self._lag.stop()

@@ -112,7 +112,7 @@ class Watched:
         self.misses = self.lags = 0
         self.demand = 0.0
 
-    def on_answer(self, now: float, lag_s: float, demand: float = 0.0) -> None:
+    def on_answer(self, now: float, lag_s: float, demand: float) -> None:
         """Called when it answered that its event loop last turned `lag_s` ago."""
         self.seen, self.misses = now - lag_s, 0
         if lag_s < TURNS_EVERY_S:
@@ -127,7 +127,7 @@ class Watched:
         """Called when it did not answer."""
         self.misses += 1
 
-    def is_lost(self, now: float, demand: float = 0.0) -> bool:
+    def is_lost(self, now: float, demand: float) -> bool:
         """Whether it runs and should be ended."""
         silent_s = now - (self.begun if self.seen is None else self.seen)
         # The demand of threads that have ended since is no longer counted.

@@ -30,6 +30,11 @@ SAMPLE_S = 0.2
 WITHIN_S = 60.0
 
 
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "SAMPLE_S", SAMPLE_S)
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> ArtifactStore:
     return ArtifactStore(f"file://{tmp_path}/store")
@@ -67,7 +72,7 @@ async def sampled_again(recorder: LagRecorder, store: ArtifactStore, times: int)
 
 
 async def test_a_run_is_sampled_while_it_is_worked_for_and_once_more(store: ArtifactStore) -> None:
-    recorder = LagRecorder(store, sample_s=SAMPLE_S)
+    recorder = LagRecorder(store)
     async with recorded(recorder):
         with recorder.working("trainer", "r"), recorder.working("trainer", "r"):
             await until(lambda: len(samples(store, "r")) >= 3)
@@ -87,7 +92,7 @@ async def test_a_run_is_sampled_while_it_is_worked_for_and_once_more(store: Arti
 
 
 async def test_work_shorter_than_an_interval_is_not_missed(store: ArtifactStore) -> None:
-    recorder = LagRecorder(store, sample_s=SAMPLE_S)
+    recorder = LagRecorder(store)
     async with recorded(recorder):
         with recorder.working("orchestrator", "r"):
             pass
@@ -97,7 +102,7 @@ async def test_work_shorter_than_an_interval_is_not_missed(store: ArtifactStore)
 async def test_roles_of_a_process_have_a_series_each_and_attempts_share_it(
     store: ArtifactStore,
 ) -> None:
-    recorder = LagRecorder(store, sample_s=SAMPLE_S)
+    recorder = LagRecorder(store)
     async with recorded(recorder):
         with recorder.working("env", "r"), recorder.working("inference", "r+2"):
             await until(lambda: roles(store, "r") == ["env", "inference"])
@@ -111,7 +116,7 @@ async def test_a_run_that_comes_back_late_begins_another_chunk(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "KEPT_S", 3 * SAMPLE_S)
-    recorder = LagRecorder(store, sample_s=SAMPLE_S)
+    recorder = LagRecorder(store)
     async with recorded(recorder):
         for _ in range(2):
             with recorder.working("env", "r"):
@@ -136,7 +141,7 @@ async def test_a_store_that_is_away_harms_nobody_and_loses_nothing(
             raise
 
     monkeypatch.setattr(store, "write_lines", write_lines)
-    recorder = LagRecorder(store, sample_s=SAMPLE_S)
+    recorder = LagRecorder(store)
     async with recorded(recorder):
         with recorder.working("trainer", "r"):
             await until(lambda: len(refused) >= 2)
@@ -159,7 +164,7 @@ async def test_a_store_that_hangs_holds_up_nothing(
         lines(*given)
 
     monkeypatch.setattr(store, "write_lines", hang)
-    recorder = LagRecorder(store, sample_s=SAMPLE_S)
+    recorder = LagRecorder(store)
     async with recorded(recorder):
         with recorder.working("trainer", "r"):
             await asyncio.wait_for(hangs.wait(), WITHIN_S)
@@ -210,7 +215,7 @@ async def test_only_what_belongs_to_a_run_is_recorded(
 ) -> None:
     """An attempt's own workflow, those below it, and the check of a config before it begins."""
     run, room = f"lag-{uuid.uuid4().hex[:8]}", Room()
-    recorder = LagRecorder(store, sample_s=SAMPLE_S)
+    recorder = LagRecorder(store)
     worker = Worker(
         temporal,
         task_queue=run,
@@ -256,7 +261,7 @@ async def test_workers_of_all_roles_watch_but_those_of_rollouts(
 async def test_usage_that_cannot_be_read_ends_no_recording(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder = LagRecorder(store, sample_s=SAMPLE_S)
+    recorder = LagRecorder(store)
     take, failed = recorder._usage.take, []
 
     def fail_once() -> dict[str, Any]:

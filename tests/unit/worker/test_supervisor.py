@@ -69,7 +69,7 @@ def test_the_first_end_is_answered_at_once_and_more_of_them_ever_more_rarely() -
 
 def test_a_crash_loop_is_a_state_until_it_has_been_healthy_for_long() -> None:
     service, now = Watched(0.0), 0.0
-    service.on_answer(now, 0.0)
+    service.on_answer(now, 0.0, 0.0)
     for ends in range(1, LOOPS_AFTER + 1):
         assert service.state == "up"
         service.on_ended(now)
@@ -80,40 +80,40 @@ def test_a_crash_loop_is_a_state_until_it_has_been_healthy_for_long() -> None:
         service.on_started(now)
         if ends < LOOPS_AFTER:
             assert service.state == "starting"
-            service.on_answer(now, 0.0)
-    service.on_answer(now, 0.0)
-    service.on_answer(now + STEADY_S - 1, 0.0)
+            service.on_answer(now, 0.0, 0.0)
+    service.on_answer(now, 0.0, 0.0)
+    service.on_answer(now + STEADY_S - 1, 0.0, 0.0)
     assert service.state == "crash-looping", "it may end again at any moment"
-    service.on_answer(now + STEADY_S, 0.0)
+    service.on_answer(now + STEADY_S, 0.0, 0.0)
     assert service.state == "up" and service.restarts == LOOPS_AFTER
 
 
 def test_what_is_silent_or_hangs_is_lost() -> None:
     service = Watched(0.0)
-    service.on_answer(10.0, 0.0)
+    service.on_answer(10.0, 0.0, 0.0)
     for _ in range(MISSES - 1):
         service.on_silence()
-    assert not service.is_lost(10.0 + 2 * SILENT_S), "the supervisor itself may have stood still"
+    assert not service.is_lost(10.0 + 2 * SILENT_S, 0.0), "the supervisor may have stood still"
     service.on_silence()
-    assert service.is_lost(10.0 + SILENT_S) and not service.is_lost(9.9 + SILENT_S)
+    assert service.is_lost(10.0 + SILENT_S, 0.0) and not service.is_lost(9.9 + SILENT_S, 0.0)
     for _ in range(MISSES):
-        service.on_answer(20.0, HUNG_S - 1)
-    assert not service.is_lost(20.0)
-    service.on_answer(21.0, HUNG_S)
-    assert service.is_lost(21.0), "it answers, and its event loop stands still"
+        service.on_answer(20.0, HUNG_S - 1, 0.0)
+    assert not service.is_lost(20.0, 0.0)
+    service.on_answer(21.0, HUNG_S, 0.0)
+    assert service.is_lost(21.0, 0.0), "it answers, and its event loop stands still"
 
 
 def test_a_machine_that_stood_still_loses_nobody() -> None:
     service = Watched(0.0)
-    service.on_answer(10.0, 0.0)
+    service.on_answer(10.0, 0.0, 0.0)
     for _ in range(MISSES - 1):
-        service.on_answer(100.0, 90.0)
-        assert not service.is_lost(100.0), "its event loop had no time to turn yet"
-    service.on_answer(100.0, 0.5)
-    service.on_answer(102.0, HUNG_S)
-    assert not service.is_lost(102.0), "it has turned meanwhile"
+        service.on_answer(100.0, 90.0, 0.0)
+        assert not service.is_lost(100.0, 0.0), "its event loop had no time to turn yet"
+    service.on_answer(100.0, 0.5, 0.0)
+    service.on_answer(102.0, HUNG_S, 0.0)
+    assert not service.is_lost(102.0, 0.0), "it has turned meanwhile"
     starts = Watched(0.0)
-    assert not starts.is_lost(1000.0), "nobody has looked"
+    assert not starts.is_lost(1000.0, 0.0), "nobody has looked"
 
 
 def test_a_successor_is_not_measured_by_its_predecessor() -> None:
@@ -232,8 +232,8 @@ def test_what_never_answers_has_the_time_that_a_start_has() -> None:
     service = Watched(0.0)
     for _ in range(10):
         service.on_silence()
-    assert service.state == "starting" and not service.is_lost(stacks.READY_WITHIN_S - 1)
-    assert service.is_lost(stacks.READY_WITHIN_S)
+    assert service.state == "starting" and not service.is_lost(stacks.READY_WITHIN_S - 1, 0.0)
+    assert service.is_lost(stacks.READY_WITHIN_S, 0.0)
 
 
 def test_every_bound_is_fifteen_seconds_at_most_and_documented() -> None:
@@ -331,7 +331,7 @@ async def test_workers_wait_for_the_temporal_of_their_stack(tmp_path: Path) -> N
             minding._revive(name, minding._watched[name])
         assert stack.running() == ["temporal", "api"], "a worker would end at once"
         assert minding._watched["worker-env"].ends == 0
-        minding._watched["temporal"].on_answer(time.monotonic(), 0.0)
+        minding._watched["temporal"].on_answer(time.monotonic(), 0.0, 0.0)
         minding._revive("worker-env", minding._watched["worker-env"])
         assert "worker-env" in stack.running()
     finally:
