@@ -62,11 +62,8 @@ class Head:
         return scores
 
 
-def split(model: Any, block_logits: int | None = None) -> Head | None:
-    """The model in two parts, or None if its logits are not those of its head alone.
-
-    `block_logits`: logits of one block; None: the default of the device.
-    """
+def split(model: Any) -> Head | None:
+    """The model in two parts, or None if its logits are not those of its head alone."""
     linear, body = model.get_output_embeddings(), model.get_decoder()
     if not isinstance(linear, torch.nn.Linear) or body is None or body is model:
         return None
@@ -75,7 +72,7 @@ def split(model: Any, block_logits: int | None = None) -> Head | None:
         whole = model(input_ids=ids, use_cache=False).logits
         parts = linear(body(input_ids=ids, use_cache=False).last_hidden_state)
     same = whole.shape == parts.shape and bool(torch.allclose(whole, parts, rtol=1e-5, atol=1e-5))
-    size = block_logits or BLOCK_LOGITS.get(model.device.type, BLOCK_LOGITS["cuda"])
+    size = BLOCK_LOGITS.get(model.device.type, BLOCK_LOGITS["cuda"])
     return Head(body, linear, size) if same else None
 
 

@@ -71,9 +71,8 @@ def write_weights(
     dtype: str,
     served: Sequence[str],
     ranks: Ranks,
-    most: int = SHARD_BYTES,
 ) -> Fingerprints:
-    """Gathers tensors and writes them in `dtype` to `folder`, in files of `most` bytes.
+    """Gathers tensors and writes them in `dtype` to `folder`, in files of SHARD_BYTES.
 
     All ranks must call this. Returns the fingerprints in `dtype` and in those `served`, on the
     first rank only.
@@ -85,7 +84,7 @@ def write_weights(
         wanted: torch.dtype = getattr(torch, dtype)
         return wanted if tensor.is_floating_point() else tensor.dtype
 
-    split = _split({name: (t.shape, cast(t)) for name, t in tensors.items()}, most)
+    split = _split({name: (t.shape, cast(t)) for name, t in tensors.items()}, SHARD_BYTES)
     failure: Exception | None = None
 
     def own() -> Iterator[tuple[str, Tensor]]:
@@ -129,7 +128,6 @@ def export(
     *,
     served: Sequence[str],
     ranks: Ranks,
-    most: int = SHARD_BYTES,
 ) -> None:
     """`model.export` for a model that is sharded over ranks, all of which must call this; `scorer`
     is the module that `ranks.sharded` returned.
@@ -141,7 +139,7 @@ def export(
         (folder / CANARY_FILE).unlink(missing_ok=True)
 
     ranks.at_first_do(begin)
-    taken = write_weights(adapters.plain_state(model), folder, dtype, served, ranks, most)
+    taken = write_weights(adapters.plain_state(model), folder, dtype, served, ranks)
     sequences = canary_sequences(model, tokenizer)
     ids = torch.tensor(sequences, device=model.device)
     with torch.no_grad():

@@ -58,12 +58,15 @@ def gradients(model: Any, batch: MicroBatch, by: head.Head | None, dtype: str = 
 
 @pytest.mark.parametrize("rows", [1, 7, 64])
 @pytest.mark.parametrize("kind", ["padded", "packed", "shared"])
-def test_blocks_give_what_the_whole_gives(kind: str, rows: int) -> None:
+def test_blocks_give_what_the_whole_gives(
+    kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = made()
     model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, VOCAB))
     if kind != "padded":
         assert attention.enable(model) is None
-    by = head.split(model, rows * VOCAB)
+    monkeypatch.setitem(head.BLOCK_LOGITS, "cpu", rows * VOCAB)
+    by = head.split(model)
     assert by is not None and by.block_rows == rows
     samples = drawn(VOCAB, alike=kind == "shared")
     (batch,) = micro_batches(samples, 32, 1_000, packing=kind != "padded")
@@ -81,9 +84,10 @@ def test_blocks_give_what_the_whole_gives(kind: str, rows: int) -> None:
     assert not blocks["entropy"].requires_grad
 
 
-def test_blocks_compute_in_the_dtype_of_the_pass() -> None:
+def test_blocks_compute_in_the_dtype_of_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made()
-    by = head.split(model, 7 * VOCAB)
+    monkeypatch.setitem(head.BLOCK_LOGITS, "cpu", 7 * VOCAB)
+    by = head.split(model)
     (batch,) = micro_batches(drawn(VOCAB, alike=False), 32, 1_000)
     exact, whole = (gradients(model, batch, None, dtype) for dtype in ("float32", "bfloat16"))
     blocks = gradients(model, batch, by, "bfloat16")
@@ -106,10 +110,11 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_no_more_than_one_block_is_held() -> None:
+def test_no_more_than_one_block_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made()
     (batch,) = micro_batches(drawn(VOCAB, alike=False), 32, 1_000)
-    by = head.split(model, 20 * VOCAB)
+    monkeypatch.setitem(head.BLOCK_LOGITS, "cpu", 20 * VOCAB)
+    by = head.split(model)
     with Largest() as blocks:
         gradients(model, batch, by)
     with Largest() as whole:

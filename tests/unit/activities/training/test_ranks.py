@@ -31,6 +31,7 @@ from ratchet.activities.storage import keys
 from ratchet.activities.storage.batch import Sample, encode_batch
 from ratchet.activities.storage.keys import OPTIMIZER_FOLDER
 from ratchet.activities.training import rl_loss as rl_losses
+from ratchet.activities.training import shards
 from ratchet.activities.training.batching import (
     STREAMS,
     MicroBatch,
@@ -225,9 +226,12 @@ def test_a_gpu_of_several_holds_all_weights_while_they_are_loaded(
     assert told is not None and "loading" in told and "a smaller model" in told
 
 
-def test_weights_are_written_in_files_with_an_index(tmp_path: Path, policy: Path) -> None:
+def test_weights_are_written_in_files_with_an_index(
+    tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 20_000)
     model = load_model(policy)
-    taken = write_weights(model.state_dict(), tmp_path, "float32", ["bfloat16"], ALONE, most=20_000)
+    taken = write_weights(model.state_dict(), tmp_path, "float32", ["bfloat16"], ALONE)
     assert set(taken.dtypes) == {"float32", "bfloat16"} and taken.shapes.keys() == {
         *model.state_dict()
     }
