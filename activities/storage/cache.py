@@ -32,9 +32,8 @@ def _size(folder: Path) -> int:
 class Cache:
     """Entries below one folder, which processes of one user share."""
 
-    def __init__(self, folder: Path | None = None, most_bytes: int | None = None) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder or home_folder() / "cache"
-        self._most = most_bytes
 
     def entry(self, sha: str) -> Path:
         """The folder of an entry, which counts as used now."""
@@ -47,9 +46,7 @@ class Cache:
     def trim(self, now: float | None = None) -> None:
         """Removes entries that were not used for long, as far as the bound requires."""
         now = time.time() if now is None else now
-        most = self._most
-        if most is None:
-            most = int(SHARE * shutil.disk_usage(self.folder).total)
+        most = int(SHARE * shutil.disk_usage(self.folder).total)
         entries = []
         for entry in self.folder.iterdir():
             with contextlib.suppress(FileNotFoundError):

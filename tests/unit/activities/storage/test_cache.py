@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,8 +66,10 @@ def test_the_cache_is_private_and_verifying_keeps_nothing(tmp_path: Path, home: 
         store.verify(ref)
 
 
-def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
-    kept = Cache(tmp_path / "c", most_bytes=25)
+def test_the_least_recently_used_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimpleNamespace(total=int(25 / cache.SHARE))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk)
+    kept = Cache(tmp_path / "c")
     for number, name in enumerate("abc"):
         entry = kept.entry(name)
         (entry / "f").write_bytes(b"0123456789")
