@@ -31,9 +31,7 @@ class RunGauges:
     `inflight` counts the rollouts that this process executes.
     """
 
-    def __init__(
-        self, store: ArtifactStore, run_id: str, worker: str, *, sample_s: float = SAMPLE_S
-    ) -> None:
+    def __init__(self, store: ArtifactStore, run_id: str, worker: str) -> None:
         self.store = store
         self.key = keys.live(run_id, f"rollout-{worker}")
         self.inflight = 0
@@ -43,7 +41,6 @@ class RunGauges:
         self._recent: deque[tuple[float, int]] = deque()
         self._started = time.monotonic()
         self._written = self._sampled = -float("inf")
-        self._sample_s = sample_s
         # A process that comes back may have its predecessor's name.
         self._series = Series(run_id, f"rollout-{worker}-{uuid.uuid4().hex[:6]}")
         self._lag = LoopLag()
@@ -103,7 +100,7 @@ class RunGauges:
 
     async def _sample(self, now: float, *, end: bool) -> Chunk | None:
         """Takes a sample if it is due. The one at the end of work replaces one just taken."""
-        if not end and now - self._sampled < self._sample_s:
+        if not end and now - self._sampled < SAMPLE_S:
             return None
         self._sampled = now
         usage = await asyncio.to_thread(self._usage.take)

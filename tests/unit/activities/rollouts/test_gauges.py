@@ -30,7 +30,8 @@ async def test_work_is_sampled_from_its_beginning_to_its_end(
     store: ArtifactStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gauging, "WRITE_S", 600.0)
-    gauges = RunGauges(store, "r", "host-7", sample_s=0.0)
+    monkeypatch.setattr(gauging, "SAMPLE_S", 0.0)
+    gauges = RunGauges(store, "r", "host-7")
     gauges.hear(Gauges(4, 2, 8, 3, {"train/e": 4, "eval/e": 2}, "eval", waiting_for="x"))
     gauges.inflight = 2
     await gauges.write()
