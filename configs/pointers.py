@@ -13,6 +13,11 @@ def pointer_to(key: str) -> str:
     return pointer(*key.split("."))
 
 
+def key_of(text: str) -> str:
+    """The dotted key that a pointer names: '/train/env/0/id' is 'train.env.0.id'."""
+    return ".".join(parts_of(text))
+
+
 def parts_of(text: str) -> list[str]:
     """The parts of a pointer."""
     return [part.replace("~1", "/").replace("~0", "~") for part in text.split("/")[1:]]

@@ -42,6 +42,7 @@ from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.configs.env import ALL
+from ratchet.configs.pointers import key_of
 from ratchet.configs.run import RunConfig
 from ratchet.configs.upgrades import read_config
 
@@ -185,22 +186,21 @@ def _conflicts(config: RunConfig) -> list[CheckProblem]:
                 f"args.task of env {env.name!r} differs between train and eval, which share the "
                 f"server at {env.address}; set another `name` and `address` on one of them"
             )
-            key = f"eval.env[{index}]"
-            problems.append(CheckProblem(f"/eval/env/{index}/args", f"{key}.args", message))
+            problems.append(CheckProblem(**_problem(f"/eval/env/{index}/args", message)))
     return problems
 
 
-def _addresses(config: RunConfig) -> list[tuple[str, str, str]]:
-    """Pointer, key and address of every server that someone else runs."""
+def _addresses(config: RunConfig) -> list[tuple[str, str]]:
+    """Pointer and address of every server that someone else runs."""
     return [
-        (f"/{kind}/env/{index}/address", f"{kind}.env[{index}].address", env.address)
+        (f"/{kind}/env/{index}/address", env.address)
         for kind, envs in (("train", config.train.env), ("eval", config.eval.env))
         for index, env in enumerate(envs)
         if env.address
     ]
 
 
-async def _check_address(pointer: str, key: str, address: str) -> CheckProblem | None:
+async def _check_address(pointer: str, address: str) -> CheckProblem | None:
     health = await probe(address, ADDRESS_S)
     if health == "up":
         return None
@@ -208,22 +208,14 @@ async def _check_address(pointer: str, key: str, address: str) -> CheckProblem |
     message = (
         f"no env server at {address}: {why}; start it, or remove `address` to have one started"
     )
-    return CheckProblem(pointer, key, message)
+    return CheckProblem(**_problem(pointer, message))
 
 
 # -- inside the subprocess ------------------------------------------------------------------
 
 
-def _key(pointer: str) -> str:
-    """'/train/env/0/id' as users write it: 'train.env[0].id'."""
-    key = ""
-    for part in pointer.strip("/").split("/"):
-        key += f"[{part}]" if part.isdigit() else f".{part}" if key else part
-    return key
-
-
 def _problem(pointer: str, message: str) -> dict[str, str]:
-    return {"pointer": pointer, "key": _key(pointer), "message": message}
+    return {"pointer": pointer, "key": key_of(pointer), "message": message}
 
 
 def _summary(error: Exception) -> str:

@@ -23,6 +23,7 @@ from ratchet.activities.training.model import CANARY_TOKENS
 from ratchet.activities.training.policy import Recipe, recipe_of
 from ratchet.activities.training.tokenizer import IM_END, IM_START
 from ratchet.configs.model import DEFAULT_POLICY, HUB_NAME, SMOLLM2, version_named
+from ratchet.configs.pointers import key_of
 from ratchet.configs.run import RunConfig
 
 HUB_TIMEOUT_S = 8.0
@@ -164,7 +165,7 @@ def _check_model(config: RunConfig) -> list[CheckProblem]:
 
 
 def _problem(message: str, pointer: str = "/model/name") -> CheckProblem:
-    return CheckProblem(pointer=pointer, key=pointer[1:].replace("/", "."), message=message)
+    return CheckProblem(pointer, key_of(pointer), message)
 
 
 def _is_path(name: str) -> bool:

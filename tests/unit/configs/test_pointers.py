@@ -12,7 +12,7 @@ from ratchet.api.schemas.bodies import ForkBody
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.configs.live import changed
 from ratchet.configs.load import ConfigError, validate
-from ratchet.configs.pointers import parts_of, pointer, value_at
+from ratchet.configs.pointers import key_of, parts_of, pointer, value_at
 
 ODD = "X/~1.y"
 CONFIG: dict[str, Any] = {
@@ -28,6 +28,7 @@ def test_parts_survive(parts: list[str]) -> None:
 
 def test_pointers_are_those_of_the_rfc() -> None:
     assert pointer("foo", 0, "a/b", "m~n", "") == "/foo/0/a~1b/m~0n/"
+    assert key_of("/foo/0/a~1b/m~0n") == "foo.0.a/b.m~n"
     document = {"foo": [{"a/b": {"m~n": {"": 7}}}]}
     assert value_at(document, "/foo/0/a~1b/m~0n/") == 7
     assert value_at(document, "/foo/1") is None and value_at(document, "/foo/x") is None

@@ -229,7 +229,7 @@ async def test_every_problem_at_once(tmp_path: Path, own_path: str) -> None:
     assert "has no end" in found["/eval/env/3/num_examples"]
     assert result.examples["eval/own-env"] == result.examples["eval/b"] == 3, "fewer will do"
     keys = {problem.pointer: problem.key for problem in result.problems}
-    assert keys["/train/env/1/args"] == "train.env[1].args"
+    assert keys["/train/env/1/args"] == "train.env.1.args"
 
 
 async def test_an_environment_that_loads_too_long_is_named_with_the_key(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ async def test_what_is_not_there_says_what_to_run_and_says_it_once(
     assert "there is no folder" in folder and "'own_env'" in folder
     assert f"run `{sys.executable} -m pip install a_package_nobody_has`" in package
     assert f"run `{sys.executable} -m pip install FOLDER`" in module and "`path`" in module
-    assert all("(also at eval.env[" in message for message in found.values())
+    assert all("(also at eval.env." in message for message in found.values())
 
 
 @pytest.mark.parametrize(
@@ -316,11 +316,11 @@ async def test_a_reward_that_takes_the_place_of_a_method_of_verifiers_is_refused
 
 def test_a_problem_of_one_place_is_as_it_was() -> None:
     problems = [
-        CheckProblem("/eval/env/0/id", "eval.env[0].id", "no such env"),
-        CheckProblem("/train/env/1/args", "train.env[1].args", "bad args"),
-        CheckProblem("/train/env/0/id", "train.env[0].id", "no such env"),
+        CheckProblem("/eval/env/0/id", "eval.env.0.id", "no such env"),
+        CheckProblem("/train/env/1/args", "train.env.1.args", "bad args"),
+        CheckProblem("/train/env/0/id", "train.env.0.id", "no such env"),
     ]
     assert once(problems) == [
-        CheckProblem("/train/env/0/id", "train.env[0].id", "no such env (also at eval.env[0].id)"),
-        CheckProblem("/train/env/1/args", "train.env[1].args", "bad args"),
+        CheckProblem("/train/env/0/id", "train.env.0.id", "no such env (also at eval.env.0.id)"),
+        CheckProblem("/train/env/1/args", "train.env.1.args", "bad args"),
     ]
