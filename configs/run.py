@@ -355,6 +355,11 @@ class RunConfig(Section):
         algo: AlgorithmConfig | None = self.env(name, "train").algo
         return algo or self.algo
 
+    def algorithm_sections(self) -> dict[str, AlgorithmConfig]:
+        """Every `algo` section by its dotted key."""
+        own = {f"train.env.{i}.algo": e.algo for i, e in enumerate(self.train.env) if e.algo}
+        return {"algo": self.algo, **own}
+
     def sampler(self, name: str, kind: str) -> FrozenModelConfig | None:
         """The frozen model that samples the rollouts of env `name` for `kind`; None: the policy.
 

@@ -26,7 +26,7 @@ from ratchet.activities.scoring.algorithms import Algorithm, CreditError, Refere
 from ratchet.activities.scoring.algorithms.custom import load_function
 from ratchet.activities.scoring.reference_check import check_references
 from ratchet.activities.scoring.references import ReferenceLost, References
-from ratchet.configs.algorithm import AlgorithmConfig, teacher_of
+from ratchet.configs.algorithm import teacher_of
 from ratchet.configs.base import FunctionSection
 from ratchet.configs.pointers import pointer_to
 from ratchet.configs.reference import FrozenModelConfig, ModelReference
@@ -105,10 +105,8 @@ class _NoEngine:
 
 def check_algorithms(config: RunConfig) -> list[CheckProblem]:
     """Imports each user's function that a run names; blocks for as long as that takes."""
-    places: list[tuple[str, AlgorithmConfig | None]] = [("algo", config.algo)]
-    places += [(f"train.env.{i}.algo", env.algo) for i, env in enumerate(config.train.env)]
     problems = []
-    for key, algo in places:
+    for key, algo in config.algorithm_sections().items():
         if not isinstance(algo, FunctionSection):
             continue
         try:

@@ -17,7 +17,7 @@ from ratchet.activities.scoring.references import (
     key_of,
     read_json,
 )
-from ratchet.configs.algorithm import AlgorithmConfig, demo_tokens_of, source_of, teacher_of
+from ratchet.configs.algorithm import demo_tokens_of, source_of, teacher_of
 from ratchet.configs.model import DEFAULT_POLICY
 from ratchet.configs.pointers import pointer_to
 from ratchet.configs.reference import DEFAULT_KEY_VAR, FrozenModelConfig
@@ -38,12 +38,8 @@ async def check_references(config: RunConfig) -> list[CheckProblem]:
     """Problems with the frozen models that a run names; queries all of them at once."""
     references = References()
     references.bind()
-    places: list[tuple[str, AlgorithmConfig | None]] = [("algo", config.algo)]
-    places += [(f"train.env.{i}.algo", env.algo) for i, env in enumerate(config.train.env)]
     checks = []
-    for key, algo in places:
-        if algo is None:
-            continue
+    for key, algo in config.algorithm_sections().items():
         teacher, source = teacher_of(algo), source_of(algo)
         if isinstance(teacher, FrozenModelConfig):
             longest = config.trainer.seq_len + demo_tokens_of(algo)
