@@ -35,7 +35,7 @@ class SharedDevices:
         return [] if on_cpu() else ["gpu"]
 
     def share(self, host: HostInput, config: RunConfig) -> dict[str, str]:
-        """The number of threads of an engine on a CPU; nothing else is limited."""
+        """The number of threads of an engine on a CPU; empty for a trainer, and on a GPU."""
         if host.role != "engine" or self.accelerators():
             return {}
         threads = engine_threads(machine.cores(), config.inference.engines)

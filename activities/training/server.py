@@ -5,10 +5,12 @@ import hashlib
 import os
 import secrets
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from ratchet.activities.contracts.hosting import HostInput
 from ratchet.activities.hosting.spec import ServerSpec, free_port
+from ratchet.activities.inference.devices import DEVICES
 from ratchet.activities.runtime import machine
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.context import WorkerContext
@@ -34,9 +36,12 @@ def socket_path(home: Path, host: HostInput, epoch: int) -> Path:
 
 
 async def trainer_spec(ctx: WorkerContext, host: HostInput, epoch: int) -> ServerSpec:
-    """The trainer of `epoch`, with the backend and the mode of the run's config."""
+    """The trainer of `epoch`, with the backend and the mode of the run's config, and its share of
+    the devices.
+    """
     config = await asyncio.to_thread(ctx.config, host.run_id)
-    return process_spec(ctx.home, host, epoch, config.trainer)
+    spec = process_spec(ctx.home, host, epoch, config.trainer)
+    return replace(spec, env=spec.env | DEVICES.share(host, config))
 
 
 def process_spec(home: Path, host: HostInput, epoch: int, config: TrainerConfig) -> ServerSpec:

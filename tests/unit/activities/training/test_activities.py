@@ -25,6 +25,7 @@ from ratchet.activities.contracts.training import (
     TrainerTarget,
     TrainStepInput,
 )
+from ratchet.activities.inference.devices import SharedDevices
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import configs, keys
 from ratchet.activities.storage.batch import encode_batch
@@ -350,6 +351,17 @@ async def test_socket_paths_are_short_and_fresh(tmp_path: Path) -> None:
     ctx.store.put_json(keys.config(host.run_id), CONFIG)
     spec = await trainer_spec(ctx, host, 2)
     assert spec.address.startswith("unix:///") and await spec.probe() is False
+
+
+async def test_a_trainer_is_given_its_share_of_the_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = HostInput(run_id="r", role="trainer", index=0, queue="q")
+    ctx = WorkerContext(home=tmp_path, store_url=str(tmp_path / "store"), own_queue="q")
+    ctx.store.put_json(keys.config(host.run_id), CONFIG)
+    plain = await trainer_spec(ctx, host, 1)
+    monkeypatch.setattr(SharedDevices, "share", lambda self, host, config: {"SHARE": host.role})
+    assert (await trainer_spec(ctx, host, 1)).env == {**plain.env, "SHARE": "trainer"}
 
 
 def test_a_checkpoint_takes_old_rollouts_along(tmp_path: Path) -> None:
