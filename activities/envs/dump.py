@@ -6,10 +6,8 @@ tasks are written to 'out', in the taskset's order. A request that fails leaves 
 `refusal_of(out)` instead, and does not keep the process from the next one.
 """
 
-import contextlib
 import itertools
 import json
-import os
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from ratchet.activities.envs import loading
 from ratchet.activities.runtime.children import end_with_parent
+from ratchet.activities.storage import files
 from ratchet.activities.storage.store import remedy
 
 
@@ -47,18 +46,14 @@ def os_error_behind(error: BaseException | None) -> OSError | None:
 
 def write(request: dict[str, Any]) -> Refusal | None:
     """Writes to a temporary name first, so that a half-written file is never read."""
-    part = f"{request['out']}.part-{os.getpid()}"
     secrets: list[str] = []
     try:
         args = loading.with_variables(request["args"], secrets)
         taskset = loading.load_taskset(request["id"], args, request["kind"])
-        with open(part, "w", encoding="utf-8") as file:
-            for task in itertools.islice(iter(taskset), request["count"]):
-                file.write(json.dumps(task.data.model_dump(mode="json")) + "\n")
-        os.replace(part, request["out"])
+        tasks = itertools.islice(iter(taskset), request["count"])
+        lines = (f"{json.dumps(task.data.model_dump(mode='json'))}\n".encode() for task in tasks)
+        files.replace(Path(request["out"]), lines, sync=False)
     except Exception as error:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
         # The environment is the user's code: its errors are for the user to read.
         reason = f"taskset {request['id']!r} does not load: {type(error).__name__}: {error}"
         cause = os_error_behind(error)

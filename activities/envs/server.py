@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import signal
 import sys
 import time
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ratchet.activities.contracts.redact import RedactingFormatter, writable
 from ratchet.activities.envs import loading
 from ratchet.activities.runtime.lag import LoopLag
+from ratchet.activities.storage import files
 
 if TYPE_CHECKING:
     from ratchet.activities.envs.playing import RolloutServer
@@ -65,11 +65,10 @@ def set_up_logs(own: Sequence[str], level: str, secrets: Sequence[str] = ()) -> 
 
 def write_lag(file: Path, lag: dict[str, float] | None) -> None:
     """Replaces what `file` says, so that a reader sees the one or the other. Blocks."""
-    part = file.with_suffix(".part")
     # A disk that is full ends no rollout for the sake of a gauge.
     with contextlib.suppress(OSError):
-        part.write_text(json.dumps({"time": time.time(), "event_loop_lag": lag}))
-        os.replace(part, file)
+        written = json.dumps({"time": time.time(), "event_loop_lag": lag})
+        files.replace(file, [written.encode()], sync=False)
 
 
 async def _measure(file: Path) -> None:
