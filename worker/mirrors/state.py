@@ -8,13 +8,14 @@ Files of earlier builds lack later fields, whose defaults mean the same: no samp
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from pydantic import TypeAdapter
+
+from ratchet.activities.storage import files
 
 LATE_S = 300.0
 """Gauges of a worker are sent if they become readable this long after later ones of others."""
@@ -128,13 +129,7 @@ class States:
 
     def save(self, first: str, sent: Sent) -> None:
         """Replaces the file; it is on the disk when this returns."""
-        file = self._file(first)
-        part = file.with_suffix(".part")
-        with part.open("w") as out:
-            json.dump(asdict(sent), out)
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(file)
+        files.replace(self._file(first), [json.dumps(asdict(sent)).encode()], sync=True)
 
     def _file(self, first: str) -> Path:
         return self._folder / f"{quote(first, safe='')}.json"
