@@ -30,6 +30,7 @@ from ratchet.activities.contracts.checks import (
     without_secrets,
 )
 from ratchet.activities.envs import load_times, loading
+from ratchet.activities.envs.failures import MOST_FRAMES
 from ratchet.activities.envs.probe import probe
 from ratchet.activities.runtime import machine
 from ratchet.activities.runtime.children import (
@@ -51,7 +52,6 @@ ENDLESS_COUNT_S = 20.0
 ADDRESS_S = 5.0
 LIBRARIES = ("__main__", "ratchet", "verifiers", "pydantic", "importlib")
 """Modules whose frames are not an environment's own."""
-MOST_FRAMES = 3
 STUCK_S = 30.0
 """How much longer than its environments may take a process is waited for: code that does not return
 to Python cannot be stopped singly.
