@@ -1,8 +1,12 @@
 """Names on the wire: activities, task queues, error types. Activities are called by these names."""
 
 from dataclasses import dataclass, fields
+from datetime import timedelta
 
 # Activities, by the room that implements them.
+RPC_TIMEOUT = timedelta(seconds=5)
+"""Of a call to a workflow that is made again, or that may be lost."""
+
 CHECK_ENVS = "check_envs"
 CHECK_MODEL = "check_model"
 CHECK_ALGORITHMS = "check_algorithms"

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from temporalio import activity
@@ -61,7 +60,6 @@ RUN_CHECK_EVERY_S = 10.0
 DISK_RETRIED_S = 30.0
 """The longest wait before another try after a store or disk failed."""
 REPORT_AT_MOST_EVERY_S = 300.0
-RPC_TIMEOUT = timedelta(seconds=5)
 DETAIL_LIMIT = 1500
 
 _CLOSED = (
@@ -354,7 +352,7 @@ class HostActivities:
             try:
                 # Raw: the client's own description fails on statuses it does not know (paused).
                 answer = await self.client.workflow_service.describe_workflow_execution(
-                    request, timeout=RPC_TIMEOUT
+                    request, timeout=names.RPC_TIMEOUT
                 )
             except RPCError as error:
                 if error.status == RPCStatusCode.NOT_FOUND:
@@ -370,7 +368,7 @@ class HostActivities:
         handle = self.client.get_workflow_handle(names.workflow_of(run_id))
         while True:
             try:
-                await handle.signal(name, value, rpc_timeout=RPC_TIMEOUT)
+                await handle.signal(name, value, rpc_timeout=names.RPC_TIMEOUT)
                 return
             except RPCError as error:
                 if error.status == RPCStatusCode.NOT_FOUND:

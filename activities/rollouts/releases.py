@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 from temporalio.client import Client
 from temporalio.service import RPCError
@@ -29,7 +28,6 @@ fewer permits the next one could not begin. Those of one group often end togethe
 """
 IDLE_LINGER_S = 2.0
 """The same while Dispatch waits for something else than permits, as for the next version."""
-RPC_TIMEOUT = timedelta(seconds=5)
 
 
 @dataclass
@@ -116,6 +114,6 @@ class Releases:
             reported, owner.pending = Released(owner.pending), {}
             owner.sent.update(reported.ended)
             try:
-                await handle.signal(names.RELEASED, reported, rpc_timeout=RPC_TIMEOUT)
+                await handle.signal(names.RELEASED, reported, rpc_timeout=names.RPC_TIMEOUT)
             except RPCError as error:
                 log.debug("%s did not receive %s: %s", workflow_id, reported.ended, error)

@@ -8,11 +8,11 @@ the API applies the same rules at every request.
 import contextlib
 import functools
 import logging
-from datetime import timedelta
 
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from ratchet.activities.contracts import names
 from ratchet.activities.contracts.health import (
     ENDS_AFTER,
     HEALTH_REPORT,
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 KEPT = 2000
 """Steps whose metrics are cached, over all runs."""
-RPC_TIMEOUT = timedelta(seconds=5)
 
 
 class HealthWatch:
@@ -61,6 +60,6 @@ class HealthWatch:
         handle = self._client.get_workflow_handle(workflow_id)
         for report in reports:
             try:
-                await handle.signal(HEALTH_REPORT, report, rpc_timeout=RPC_TIMEOUT)
+                await handle.signal(HEALTH_REPORT, report, rpc_timeout=names.RPC_TIMEOUT)
             except RPCError as error:
                 log.warning("%s did not receive %s: %s", workflow_id, report, error)
