@@ -19,8 +19,9 @@ from ratchet.api.client import exports
 from ratchet.api.client.errors import RatchetError, Refused
 from ratchet.api.client.pages import Page, page_of
 from ratchet.api.client.streams import SILENCE_S, EventStream
-from ratchet.api.client.transport import IDEMPOTENCY, MERGE_PATCH, Transport, default_address
+from ratchet.api.client.transport import IDEMPOTENCY, Transport, default_address
 from ratchet.api.schemas.artifacts import Batch, Checkpoint, Model, RunConfigView
+from ratchet.api.schemas.bodies import MERGE_PATCH
 from ratchet.api.schemas.evals import EvalComparison
 from ratchet.api.schemas.events import Event, Level, LogLine
 from ratchet.api.schemas.health import RunHealth

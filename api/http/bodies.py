@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import Request
 
+from ratchet.api.schemas.bodies import MERGE_PATCH
 from ratchet.api.schemas.problems import ApiProblem
 from ratchet.configs.load import ConfigError, parse
 
 MEDIA_TYPES = {"application/json": "json", "application/toml": "toml", "text/toml": "toml"}
-MERGE_PATCH = "application/merge-patch+json"
 BODY_WITHIN_S = 30.0
 MAX_DEPTH = 32
 MAX_VALUES = 10_000

@@ -17,7 +17,6 @@ from ratchet.activities.contracts.controls import CONTROLS, EvalBody, Verb
 from ratchet.activities.contracts.redact import redacted
 from ratchet.activities.contracts.statuses import ENDED
 from ratchet.api.http.audit import Caller
-from ratchet.api.http.bodies import MERGE_PATCH
 from ratchet.api.http.idempotency import DOCUMENTED, Once
 from ratchet.api.http.problems import documented
 from ratchet.api.routes._common import (
@@ -30,7 +29,7 @@ from ratchet.api.routes._common import (
     read_as,
 )
 from ratchet.api.routes.fork import resume_ended
-from ratchet.api.schemas.bodies import ConfigPatch
+from ratchet.api.schemas.bodies import MERGE_PATCH, ConfigPatch
 from ratchet.api.schemas.problems import ApiProblem, FieldError, field_errors, shown
 from ratchet.api.schemas.run import Run
 from ratchet.api.services.core import RunId, Served, Services

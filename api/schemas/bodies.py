@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
+MERGE_PATCH = "application/merge-patch+json"
 LONGEST_NOTE = 2000
 CONTROL = r"\x00-\x08\x0b-\x1f\x7f-\x9f"
 """Control characters except line breaks and tabs, as a range of a regular expression."""
