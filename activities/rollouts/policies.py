@@ -51,7 +51,7 @@ class Policies:
     async def vocab_size(self, run_id: str) -> int:
         """Size of the policy's vocabulary, from its model config."""
         if run_id not in self._vocab_sizes:
-            about = Path(await self.tokenizer(run_id)) / "config.json"
+            about = Path(await self.tokenizer(run_id)) / keys.MODEL_CONFIG
             size = filters.vocab_size_of(json.loads(about.read_text()))
             if size is None:
                 raise final(

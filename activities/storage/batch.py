@@ -19,6 +19,7 @@ from ratchet.activities.storage.columns import PER_TOKEN, STREAMS, column, list_
 
 SCHEMA_VERSION = 2
 READABLE = ("1", "2")
+_SCHEMA_KEY = b"ratchet.batch.schema"
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def _schema() -> Any:
         field.name: list_type(field.name) if field.name in PER_TOKEN else own[field.name]
         for field in fields(Sample)
     }
-    return pa.schema(types.items(), metadata={"ratchet.batch.schema": str(SCHEMA_VERSION)})
+    return pa.schema(types.items(), metadata={_SCHEMA_KEY: str(SCHEMA_VERSION)})
 
 
 def encode_batch(samples: list[Sample]) -> bytes:
@@ -110,7 +111,7 @@ def decode_batch(data: bytes) -> list[Sample]:
     import pyarrow.parquet as pq
 
     table = pq.read_table(io.BytesIO(data))
-    version = (table.schema.metadata or {}).get(b"ratchet.batch.schema", b"none").decode()
+    version = (table.schema.metadata or {}).get(_SCHEMA_KEY, b"none").decode()
     if version not in READABLE:
         raise ValueError(
             f"batch schema {version} is unknown (this build reads {', '.join(READABLE)}): another "

@@ -5,15 +5,18 @@ trained, so that all attempts of a run share theirs.
 """
 
 from ratchet.activities.contracts import names
+from ratchet.activities.contracts.upgrades import CANARY, CHECKPOINT_STATE, TRAINER_STATE
 
-RUN_STATE_FILE = "run_state.json"
-TRAINER_FILE = "trainer.json"
+RUN_STATE_FILE = CHECKPOINT_STATE.what
+TRAINER_FILE = TRAINER_STATE.what
 POLICY_FILE = "policy.json"
 """About version 0: {parameters, origin, base, license, renderer}. `base` is the model that it
 descends from, as a config would name it, `license` that model's, or null; `renderer` is what 'auto'
 resolves to.
 """
-CANARY_FILE = "canary.json"
+CANARY_FILE = CANARY.what
+MODEL_CONFIG = "config.json"
+"""Of a model in Hugging Face layout: its architecture."""
 FINGERPRINTS_FILE = "fingerprints.json"
 ADAPTER_FOLDER = "adapter"
 """Of weights and checkpoints of a run that trains an adapter: the adapter, as peft loads it. In a

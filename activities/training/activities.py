@@ -49,7 +49,7 @@ from ratchet.activities.runtime.context import WorkerContext, attempt_token
 from ratchet.activities.runtime.failing import final
 from ratchet.activities.runtime.heartbeat import heartbeats
 from ratchet.activities.storage import fencing, keys, policies, retention
-from ratchet.activities.storage.keys import RUN_STATE_FILE, TRAINER_FILE
+from ratchet.activities.storage.keys import MODEL_CONFIG, RUN_STATE_FILE, TRAINER_FILE
 from ratchet.activities.storage.store import ArtifactStore
 from ratchet.activities.storage.token_logprobs import SCHEMA_VERSION as TOKEN_LOGPROBS_SCHEMA
 from ratchet.activities.training import check, disk, memory, smollm2
@@ -77,7 +77,7 @@ HEADLINE = ("loss", "mismatch_kl", "entropy", "grad_norm", "lr")
 
 def _out_of_memory(store: ArtifactStore, run_id: str, config: RunConfig, said: str) -> str:
     ref = store.require(keys.weights(run_id, 0))
-    shape = memory.Shape.read(json.loads(store.read_file(ref, "config.json")))
+    shape = memory.Shape.read(json.loads(store.read_file(ref, MODEL_CONFIG)))
     room, gpu = check.memory_for_trainer(config)
     return memory.exhausted(shape, config, said, room=room, gpu=gpu)
 

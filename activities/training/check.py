@@ -16,6 +16,7 @@ from ratchet.activities.contracts.names import WARM_START_ENVS
 from ratchet.activities.envs import rendering
 from ratchet.activities.runtime import machine
 from ratchet.activities.storage import policies
+from ratchet.activities.storage.keys import MODEL_CONFIG
 from ratchet.activities.storage.store import ArtifactStore, CorruptArtifact
 from ratchet.activities.training import adapters, disk, memory, smollm2
 from ratchet.activities.training.custom_loss import module_file
@@ -54,7 +55,7 @@ def check_version(config: RunConfig, store: ArtifactStore) -> list[CheckProblem]
     try:
         held = policies.find(store, *version)
         model = policies.model_of(store, held, store.require(held.keys[0]))
-        about = json.loads(store.read_file(model, "config.json"))
+        about = json.loads(store.read_file(model, MODEL_CONFIG))
     except (policies.NoVersion, CorruptArtifact, FileNotFoundError) as error:
         return [_problem(str(error))]
     return _check_about(config, about, config.model.name)
@@ -81,8 +82,8 @@ def shape_of(config: RunConfig, store: ArtifactStore) -> memory.Shape | None:
     if (version := version_named(name)) is not None:
         held = policies.find(store, *version)
         model = policies.model_of(store, held, store.require(held.keys[0]))
-        return memory.Shape.read(json.loads(store.read_file(model, "config.json")))
-    file = Path(name).expanduser() / "config.json" if _is_path(name) else _config_of_hub(config)
+        return memory.Shape.read(json.loads(store.read_file(model, MODEL_CONFIG)))
+    file = Path(name).expanduser() / MODEL_CONFIG if _is_path(name) else _config_of_hub(config)
     return memory.Shape.read(_read_json(file))
 
 
@@ -201,7 +202,7 @@ def _check_smollm2(config: RunConfig) -> list[CheckProblem]:
 def _check_folder(config: RunConfig, folder: Path) -> list[CheckProblem]:
     if not folder.is_dir():
         return [_problem(f"there is no folder {str(folder)!r} on the trainer's machine")]
-    about = folder / "config.json"
+    about = folder / MODEL_CONFIG
     if not about.is_file():
         return [_problem(f"{str(folder)!r} holds no model: config.json is missing")]
     problems = _check_config(config, about)
@@ -321,7 +322,7 @@ def _config_of_hub(config: RunConfig) -> Path:
     model = config.model
     return Path(
         hf_hub_download(
-            model.name, "config.json", revision=model.revision, etag_timeout=HUB_TIMEOUT_S
+            model.name, MODEL_CONFIG, revision=model.revision, etag_timeout=HUB_TIMEOUT_S
         )
     )
 

@@ -12,6 +12,7 @@ import json
 import shutil
 from pathlib import Path
 
+from ratchet.activities.storage.keys import MODEL_CONFIG
 from ratchet.activities.training.adapters import load_merged
 from ratchet.activities.training.model import load_model, save
 
@@ -20,7 +21,7 @@ WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 def merge(base: Path, adapter: Path, out: Path) -> None:
     """Writes the whole model to `out`: merged weights, and the other files of the base."""
-    about = json.loads((base / "config.json").read_text())
+    about = json.loads((base / MODEL_CONFIG).read_text())
     model = load_merged(load_model(base), adapter)
     shutil.copytree(base, out, ignore=shutil.ignore_patterns(*WEIGHTS))
     save(model, out, about.get("dtype") or about.get("torch_dtype") or "float32")

@@ -14,6 +14,7 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
+from ratchet.activities.storage.keys import MODEL_CONFIG
 from ratchet.activities.training.memory import Shape
 from ratchet.configs.model import SMOLLM2
 
@@ -74,7 +75,7 @@ def make(scratch: Path) -> tuple[Any, Any]:
     folder = Path(os.environ[FOLDER]) if os.environ.get(FOLDER) else fetch(scratch)
     files = sorted(file.name for file in folder.glob("*.gguf"))
     if not files:
-        if not (folder / "config.json").is_file():
+        if not (folder / MODEL_CONFIG).is_file():
             raise ValueError(f"{FOLDER}={folder} holds neither a config.json nor a .gguf file")
         return load_model(folder), AutoTokenizer.from_pretrained(folder)
     read = AutoModelForCausalLM.from_pretrained(folder, gguf_file=files[0], dtype=torch.float32)

@@ -14,6 +14,7 @@ from typing import Any
 from ratchet.activities.contracts.names import workflow_of
 from ratchet.activities.contracts.redact import redacted
 from ratchet.activities.storage import configs, policies
+from ratchet.activities.storage.keys import MODEL_CONFIG
 from ratchet.activities.storage.lineage import segments
 from ratchet.api.schemas.run import Lineage
 from ratchet.api.store.models import Stored
@@ -102,7 +103,7 @@ def read(records: Records, run_id: str, step: int, kept: Stored) -> Facts:
     owner = next(s.attempt for s in spans if s.first < step and (s.last is None or step <= s.last))
     about = policies.about(store, run_id)
     whole = policies.model_of(store, kept.held, kept.ref)
-    described = json.loads(store.read_file(whole, "config.json"))
+    described = json.loads(store.read_file(whole, MODEL_CONFIG))
     evals = [record for record in records.evals(run_id) if (record.get("step") or 0) <= step]
     return Facts(
         run_id=run_id,
