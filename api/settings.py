@@ -8,7 +8,7 @@ from pathlib import Path
 from ratchet.activities.contracts.names import Queues
 from ratchet.api.http.security import origin_of
 from ratchet.api.schemas.keys import ApiKey, load_keys
-from ratchet.configs.home import home_folder
+from ratchet.configs.home import KEYS_FILE, STORES_FILE, home_folder
 
 KIB = 1024
 GIB = 1024**3
@@ -58,7 +58,7 @@ class Settings:
     def from_env(env: Mapping[str, str] = os.environ) -> "Settings":
         """Reads RATCHET_*; raises ValueError naming a variable that cannot be used."""
         home = home_folder(env)
-        listed_keys, file = env.get("RATCHET_API_KEYS"), home / "api_keys.json"
+        listed_keys, file = env.get("RATCHET_API_KEYS"), home / KEYS_FILE
         keys = load_keys(listed_keys, file)
         key_file = file if not listed_keys and file.exists() else None
         guarded = bool(keys) or key_file is not None
@@ -83,7 +83,7 @@ class Settings:
             engine_flags=allowed("RATCHET_ENGINE_FLAGS"),
             public_url=_origin(env, "RATCHET_PUBLIC_URL"),
             home=home,
-            known_stores=home / "stores.json" if _writable(home) else None,
+            known_stores=home / STORES_FILE if _writable(home) else None,
         )
 
 

@@ -8,6 +8,11 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
+KEYS_FILE = "api_keys.json"
+STACK_FILE = "stack.json"
+STORES_FILE = "stores.json"
+"""Files of that folder: the keys of the API, the record of a local stack, and the stores known."""
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 

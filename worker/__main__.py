@@ -15,7 +15,7 @@ from ratchet.activities.hosting.scratch import sweep_folders
 from ratchet.activities.runtime.children import hide_rooms, reach_own_machine
 from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable, UnusableStore
-from ratchet.configs.home import private_folder
+from ratchet.configs.home import STORES_FILE, private_folder
 from ratchet.worker.client import TemporalUnreachable, connect, register_search_attributes
 from ratchet.worker.health import Pulse, serve_health
 from ratchet.worker.lag import LagRecorder
@@ -32,7 +32,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
     client = await connect()
     await register_search_attributes(client)
     private_folder(settings.home)
-    store = ArtifactStore(settings.store_url, settings.home / "stores.json")
+    store = ArtifactStore(settings.store_url, settings.home / STORES_FILE)
     free = None
     try:
         await asyncio.to_thread(store.require_usable)

@@ -42,7 +42,7 @@ from ratchet.activities.hosting.keeper import write_record
 from ratchet.activities.hosting.reaper import sweep
 from ratchet.activities.runtime.children import module_command
 from ratchet.activities.runtime.machine import ONE_MACHINE
-from ratchet.configs.home import home_folder, private_folder
+from ratchet.configs.home import STACK_FILE, home_folder, private_folder
 from ratchet.worker.status import Process, observed, reported, table
 from ratchet.worker.temporal_server import analyze, keep_ended_runs, server_command
 
@@ -85,7 +85,7 @@ class Stack:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.file = home / "stack.json"
+        self.file = home / STACK_FILE
         self.record = _recorded(self.file)
         self.services: dict[str, tuple[list[str], dict[str, str]]] = {}
         """Command and environment of each planned service; Temporal is the first."""

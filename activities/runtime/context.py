@@ -10,6 +10,7 @@ from temporalio import activity
 
 from ratchet.activities.storage import configs
 from ratchet.activities.storage.store import ArtifactStore
+from ratchet.configs.home import STORES_FILE
 from ratchet.configs.run import RunConfig
 
 
@@ -18,7 +19,7 @@ class WorkerContext:
 
     def __init__(self, *, home: Path, store_url: str, own_queue: str) -> None:
         self.home = home
-        self.store = ArtifactStore(store_url, home / "stores.json")
+        self.store = ArtifactStore(store_url, home / STORES_FILE)
         self.own_queue = own_queue
         self._configs: dict[tuple[str, int], RunConfig] = {}
 

@@ -13,7 +13,7 @@ import typer
 from ratchet.api.client.options import REFUSED, Json, JsonAnywhere
 from ratchet.api.client.printing import print_json
 from ratchet.api.schemas.keys import PER_MINUTE, add, load_keys, revoke
-from ratchet.configs.home import home_folder
+from ratchet.configs.home import KEYS_FILE, home_folder
 
 keys = typer.Typer(
     cls=JsonAnywhere,
@@ -23,7 +23,6 @@ keys = typer.Typer(
     rich_markup_mode=None,
 )
 
-FILE = "api_keys.json"
 TITLE = "The keys cannot be read or changed"
 UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 LONGEST = timedelta(days=3650)
@@ -65,7 +64,7 @@ def new_key(
     as_json_: Json = False,
 ) -> None:
     """Create a key, print it once, and store its hash."""
-    file = home_folder() / FILE
+    file = home_folder() / KEYS_FILE
     with _refusing(as_json_):
         until = datetime.now(UTC).replace(microsecond=0) + _lifetime(expires) if expires else None
         first = not file.exists()
@@ -86,7 +85,7 @@ def new_key(
 def list_keys(as_json_: Json = False) -> None:
     """List the keys: name, scopes, requests a minute, expiry."""
     with _refusing(as_json_):
-        listed = load_keys(None, home_folder() / FILE)
+        listed = load_keys(None, home_folder() / KEYS_FILE)
     if as_json_:
         data = [
             {**key.model_dump(mode="json", exclude={"sha256"}), "expired": key.expired}
@@ -107,7 +106,7 @@ def revoke_key(
 ) -> None:
     """Revoke a key: the API refuses requests with it from now on, and ends its streams."""
     with _refusing(as_json_):
-        revoke(home_folder() / FILE, name)
+        revoke(home_folder() / KEYS_FILE, name)
     if as_json_:
         print_json({"name": name, "revoked": True})
         return

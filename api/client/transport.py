@@ -20,13 +20,12 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from ratchet.api.client.errors import SHORT_WAIT_S, Refused, Unreachable, refusal, why_lost
-from ratchet.configs.home import home_folder
+from ratchet.configs.home import STACK_FILE, home_folder
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8080"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CONNECT_S = 5.0
 IDEMPOTENCY = "Idempotency-Key"
-MERGE_PATCH = "application/merge-patch+json"
 
 Answer = TypeVar("Answer", bound=BaseModel)
 T = TypeVar("T")
@@ -40,7 +39,7 @@ def default_address(env: Mapping[str, str] = os.environ) -> str:
     """
     if input := env.get("RATCHET_API"):
         return input
-    record = home_folder(env) / "stack.json"
+    record = home_folder(env) / STACK_FILE
     if not record.is_file():
         return DEFAULT_ADDRESS
     port = json.loads(record.read_text())["ports"].get("api")
