@@ -19,6 +19,7 @@ from dataclasses import replace
 
 import uvicorn
 
+from ratchet.activities.contracts.names import LOOPBACK
 from ratchet.activities.contracts.redact import log_without_secrets, writable
 from ratchet.activities.storage.store import ArtifactStore, StoreUnavailable, UnusableStore
 from ratchet.api.app import create_app
@@ -100,7 +101,7 @@ def settings_for(host: str) -> Settings:
             "start and stop runs; create a key with `ratchet keys new NAME`, set "
             "RATCHET_API_KEYS, or bind with --host 127.0.0.1"
         )
-    return replace(settings, hosts=("localhost", "127.0.0.1", "::1", host))
+    return replace(settings, hosts=(*LOOPBACK, host))
 
 
 def rebuild_index(settings: Settings) -> int:

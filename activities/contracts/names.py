@@ -3,10 +3,11 @@
 from dataclasses import dataclass, fields
 from datetime import timedelta
 
-# Activities, by the room that implements them.
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 RPC_TIMEOUT = timedelta(seconds=5)
 """Of a call to a workflow that is made again, or that may be lost."""
 
+# Activities, by the room that implements them.
 CHECK_ENVS = "check_envs"
 CHECK_MODEL = "check_model"
 CHECK_ALGORITHMS = "check_algorithms"

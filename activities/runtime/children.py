@@ -19,9 +19,10 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from ratchet.activities.contracts.names import LOOPBACK
+
 PARENT = "RATCHET_PARENT_PID"
 API_KEYS = ("RATCHET_API_KEY", "RATCHET_API_KEYS")
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _PR_SET_PDEATHSIG = 1
 _ROOMS = Path(__file__).resolve().parents[2]
 """The folder of the rooms: a checkout, or `ratchet` itself in an installed package."""

@@ -19,11 +19,11 @@ from urllib.parse import urlsplit
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from ratchet.activities.contracts.names import LOOPBACK
 from ratchet.api.client.errors import SHORT_WAIT_S, Refused, Unreachable, refusal, why_lost
 from ratchet.configs.home import STACK_FILE, home_folder
 
 DEFAULT_ADDRESS = "http://127.0.0.1:8080"
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CONNECT_S = 5.0
 IDEMPOTENCY = "Idempotency-Key"
 
