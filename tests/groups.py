@@ -39,6 +39,11 @@ class _NoDispatch:
         pass
 
 
+def no_releases() -> Releases:
+    """Reports that reach nobody, so that only the end of an activity frees its permits."""
+    return Releases(cast(Client, _NoDispatch()))
+
+
 def rollout_activities(ctx: WorkerContext) -> RolloutActivities:
-    """Those of a worker whose permits only the end of an activity frees."""
-    return RolloutActivities(ctx, Releases(cast(Client, _NoDispatch())))
+    """Those of a worker whose reports reach nobody."""
+    return RolloutActivities(ctx, no_releases())

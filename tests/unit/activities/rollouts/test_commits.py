@@ -29,6 +29,7 @@ from ratchet.activities.runtime.context import WorkerContext
 from ratchet.activities.storage import documents, keys
 from ratchet.activities.storage.store import StoreUnavailable
 from ratchet.configs.load import validate
+from tests.groups import no_releases
 
 SIZE = 2
 
@@ -68,7 +69,8 @@ class Rooms(RolloutActivities):
     """Carries rollouts out on a real store, without env server and engine."""
 
     def __init__(self, home: Path, env: Env) -> None:
-        super().__init__(WorkerContext(home=home, store_url=str(home / "store"), own_queue="q"))
+        ctx = WorkerContext(home=home, store_url=str(home / "store"), own_queue="q")
+        super().__init__(ctx, no_releases())
         config = validate({"max_steps": 1, "train": {"env": [{"id": "reverse-text"}]}})
         self.ctx.store.put_json(keys.config("r"), config.model_dump(mode="json"))
         self.connection = EnvConnection("tcp://env:1", cast(Any, env))
