@@ -68,6 +68,8 @@ AT_MOST_S, OF_FILE_S = 180.0, 60.0
 own; the slowest are left out.
 """
 BY_HAND_S = 300.0
+NO_TESTS = 5
+"""Pytest's status if it finds none."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +177,10 @@ class Judge:
         limits = {one: SPARE_S + TIMES * self.took.get(one, BY_HAND_S) for one in tests}
         with copy.changed(file, code):
             status, at = copy.run(_files(tests), limits)
+        if status == NO_TESTS:
+            raise Broken(f"cannot judge {file}:{line}, pytest finds none of {tests}")
+        # A mutant that cannot be imported is noticed before any test begins.
+        at = at or "the import of its tests"
         return Verdict(status != 0, f"{at} (took too long)" if status < 0 else at)
 
 

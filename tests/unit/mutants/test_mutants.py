@@ -9,7 +9,8 @@ from cosmic_ray.mutating import mutate_code
 
 from tests import ROOT
 from tests.mutants import __main__ as program
-from tests.mutants.judge import ROOMS, Judge, room_of
+from tests.mutants.copies import Copy
+from tests.mutants.judge import ROOMS, Broken, Judge, room_of
 from tests.mutants.lists import stale
 from tests.mutants.operators import OPERATORS, Mutant, mutants, mutated
 
@@ -153,3 +154,13 @@ def test_a_survivor_is_distinguished_from_what_tests_notice(tree: Path, tmp_path
     (tree / "tests/unit/workflows/test_half.py").write_text("")
     later = program.Kept(tmp_path / "kept" / "verdicts", tree)
     assert [v.killed for v in later.verdicts.values()] == [True, True], "survivors are judged again"
+
+
+def test_what_has_no_test_any_more_is_not_judged(tree: Path, tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q", str(tree)], check=True)
+    judge, tests = Judge(tree, warm=()), "tests/unit/workflows/test_half.py"
+    with Copy.of(tree, tmp_path / "copy", ()) as copy:
+        judge.measure(copy, tests, tmp_path / "kept")
+        (copy.root / tests).write_text("")
+        with pytest.raises(Broken, match="finds none of"):
+            judge.judge(copy, "workflows/rules/half.py", 5, "def half(n): return n")
