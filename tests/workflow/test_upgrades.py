@@ -8,6 +8,7 @@ import asyncio
 import json
 import re
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +18,16 @@ from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from ratchet.activities.contracts import names
 from ratchet.activities.contracts.names import Queues, attempt_id
 from ratchet.activities.contracts.training import RestoreInput
+from ratchet.activities.contracts.upgrades import HOST_INPUT
 from ratchet.configs.upgrades import CONFIG, config_document, read_config
 from ratchet.configs.versions import Versions
 from ratchet.workflows.protocol.messages import DISPATCH, HOST, TRAINING_RUN, RunInput
-from ratchet.workflows.protocol.upgrades import RUN_INPUT, RUN_STATE
+from ratchet.workflows.protocol.upgrades import (
+    DISPATCH_INPUT,
+    HOST_WORKFLOW_INPUT,
+    RUN_INPUT,
+    RUN_STATE,
+)
 from tests.recorded import item
 from tests.workflow.running import WITHIN_S, start, worker, world_of
 from tests.workflow.world import World
@@ -28,6 +35,7 @@ from tests.workflow.world import World
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
 Handle = WorkflowHandle[Any, Any]
+Newer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -90,14 +98,18 @@ def moved(world: World, run: str, recorded: Any) -> Any:
     return json.loads(text.replace("QUEUE", json.dumps(world.queues.orchestrator)))
 
 
-async def begin(world: World, recorded: Recorded, **changes: Any) -> Handle:
-    """Everything of the recorded run at step 5, as its executions stood there. `changes` are made
-    to the input that the run continued as new with.
+async def begin(
+    world: World, recorded: Recorded, newer: Mapping[str, Newer] | None = None, **changes: Any
+) -> Handle:
+    """Everything of the recorded run at step 5, as its executions stood there. `newer` makes other
+    inputs of the items that it names, and `changes` are made to the one that the run continued as
+    new with.
     """
     run, queue = f"run-{uuid.uuid4().hex[:8]}", world.queues.orchestrator
 
     async def execute(kind: str, name: str, place: str = "", **changed: Any) -> Handle:
         arg = {**moved(world, run, recorded.item(name)), **changed}
+        arg = (newer or {}).get(name, same)(arg)
         return await world.client.start_workflow(kind, arg, id=run + place, task_queue=queue)
 
     for index, env in enumerate(recorded.envs):
@@ -212,6 +224,34 @@ async def test_a_newer_input_waits_for_the_worker_that_reads_it(
     async with worker(world):
         await check_waits_for(handle, part, monkeypatch)
         assert world.started == []
+        result = await temporal.get_workflow_handle(handle.id).result()
+    assert (result["status"], result["step"]) == ("succeeded", 7)
+    check_goes_on(world, [1, 2, 3, 4, 5], 7)
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "place"),
+    [
+        (DISPATCH_INPUT, "dispatch_input.3", "dispatch/3"),
+        (HOST_WORKFLOW_INPUT, "host_input.engine", "host/engine/0"),
+        (HOST_INPUT, "host_input.engine", "host/engine/0"),
+    ],
+    ids=lambda part: part.what if isinstance(part, Versions) else "",
+)
+async def test_newer_work_of_a_run_waits_for_the_worker_that_reads_it(
+    temporal: Client, monkeypatch: pytest.MonkeyPatch, part: Versions, name: str, place: str
+) -> None:
+    def raised(data: dict[str, Any]) -> dict[str, Any]:
+        if part is HOST_INPUT and "host" in data:
+            return {**data, "host": raised(data["host"])}
+        return {**part.upgraded(data), "schema": part.current + 1}
+
+    world = new_world(temporal)
+    plain = {**FIRST.item("run_input.step-5")["config"], "max_steps": 7}
+    handle = await begin(world, FIRST, {name: raised}, config=plain)
+    async with worker(world):
+        waits: Handle = temporal.get_workflow_handle(f"{handle.id}/{place}")
+        await check_waits_for(waits, part, monkeypatch)
         result = await temporal.get_workflow_handle(handle.id).result()
     assert (result["status"], result["step"]) == ("succeeded", 7)
     check_goes_on(world, [1, 2, 3, 4, 5], 7)
