@@ -529,7 +529,7 @@ class World:
         for group in () if adapter else self.playing.get(arg.engine_index, ()):
             self.sampled[group].add(label)
         await asyncio.sleep(self.push_s)
-        await self._let_go(f"push {arg.version}")
+        await self._let_go(f"push {arg.version} to {arg.engine_index}")
         if arg.version in self.refuse_gate_at:
             self.refused.add(label)
             self.refuse_gate_at.discard(arg.version)
