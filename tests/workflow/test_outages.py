@@ -292,14 +292,14 @@ async def test_hold_of_a_host_outlives_continue_as_new_and_ends_with_its_wait(
     async with world_of(temporal) as world:
         handle = await start(world, max_steps=1000, eval={})
         await hold_host(world, handle, "env")
-        await settled(world)
+        await at_rest(handle, temporal)
         executed = (await handle.describe()).run_id
         steps = len(world.trained) + 3
         await change(handle, {"max_steps": steps})
         async with asyncio.timeout(WITHIN_S):
             while (await handle.describe()).run_id == executed:
                 await asyncio.sleep(0.1)
-        await settled(world)
+        await at_rest(handle, temporal)
         seen = await handle.query("status")
         assert seen["status"] == "paused" and FULL in seen["paused_because"]
         assert len(world.trained) == steps - 3
