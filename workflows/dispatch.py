@@ -189,6 +189,7 @@ class Dispatch:
             group = part.work.group
             flight, result = generation.flights[group], ended.get(group)
             if result is None and not flight.cancelled:
+                part = generation.alone(part)
                 self._start(self._perform(part), [part])
                 continue
             if generation.on_part_ended(part, ""):

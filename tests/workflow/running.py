@@ -6,12 +6,14 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from temporalio.api.enums.v1 import PendingActivityState
+from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.client import Client, WorkflowHandle
 from temporalio.common import WorkflowIDReusePolicy
 from temporalio.service import RPCError, RPCStatusCode
 
 from ratchet.activities.contracts.checks import CheckResult
-from ratchet.activities.contracts.names import HOST_SERVER, Queues
+from ratchet.activities.contracts.names import HOST_SERVER, RUN_ROLLOUTS, Queues
 from ratchet.api.schemas.events import EVENT_TYPES
 from ratchet.api.temporal.event_log import EventBuilder
 from ratchet.api.temporal.histories import _decode
@@ -126,31 +128,31 @@ async def generations_of(client: Client, run: str, least: int = 1) -> set[str]:
     return found
 
 
-async def settled(world: World) -> None:
+async def settled(handle: WorkflowHandle[Any, Any], client: Client) -> None:
     """Waits until everything is done that can be without another rollout that ends."""
-
-    def done() -> tuple[int, ...]:
-        counted = (world.started, world.shipped, world.trained, world.recorded, world.checkpoints)
-        return tuple(map(len, counted))
-
-    async with asyncio.timeout(WITHIN_S):
-        before = None
-        while before != (before := done()):
-            await asyncio.sleep(1.0)
+    await at_rest(handle, client, playing=True)
 
 
-async def at_rest(handle: WorkflowHandle[Any, Any], client: Client) -> None:
+async def at_rest(
+    handle: WorkflowHandle[Any, Any], client: Client, *, playing: bool = False, tasks: bool = True
+) -> None:
     """Waits until the server has nothing for the workers of a run, neither a task nor an activity,
-    servers that are up left out: nothing goes on before somebody tells it to.
+    servers that are up left out: nothing goes on before somebody tells it to. Rollouts that have
+    begun may be `playing`; without `tasks` those of workflows may wait, as for another build.
     """
+    begun = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
+
+    def counts(work: PendingActivityInfo) -> bool:
+        kind = work.activity_type.name
+        plays = playing and kind == RUN_ROLLOUTS and work.state == begun
+        return not (kind == HOST_SERVER or plays)
 
     async def pending(workflow_id: str) -> int:
         described = await client.get_workflow_handle(workflow_id).describe()
         raw = described.raw_description
         below = [await pending(child.workflow_id) for child in raw.pending_children]
-        tasks = raw.HasField("pending_workflow_task")
-        works = [work.activity_type.name for work in raw.pending_activities]
-        return tasks + sum(work != HOST_SERVER for work in works) + sum(below)
+        waits = tasks and raw.HasField("pending_workflow_task")
+        return waits + sum(map(counts, raw.pending_activities)) + sum(below)
 
     async with asyncio.timeout(WITHIN_S):
         while await pending(handle.id):

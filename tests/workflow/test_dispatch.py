@@ -99,8 +99,8 @@ async def test_generation_that_dies_is_replaced_and_nothing_is_lost_or_repeated(
         handle = await start(world, max_steps=8)
         await until(lambda: len(world.trained) >= 2)
         world.flowing.clear()
-        await settled(world)
-        assert world.executing == 8
+        await settled(handle, temporal)
+        await until(lambda: world.executing == 8)
         await temporal.get_workflow_handle(f"{handle.id}/dispatch/0").terminate("by the test")
         # A change of limits makes the run speak to its generation, and find it gone.
         await change(handle, {"dispatch": {"tasks_per_minute": 6000}})
@@ -365,7 +365,7 @@ async def test_auto_permits_follow_the_load_that_engines_report(temporal: Client
                 await handle.signal(ENGINE_LOAD, idle)
                 await asyncio.sleep(1)
         world.flowing.clear()
-        await settled(world)
+        await settled(handle, temporal)
         peak = world.executing
         assert peak > 4
         # What comes too early for a poll changes nothing; an engine that is busy says so again.

@@ -19,7 +19,6 @@ from tests.workflow.running import (
     change,
     check_exactly_once,
     memo,
-    settled,
     start,
     status,
     until,

@@ -76,12 +76,12 @@ async def test_ended_run_goes_on_from_its_last_checkpoint_under_its_id(
         await until(lambda: 4 in world.checkpoints)
         # Whatever was under way when the run ends would be done all the same.
         world.flowing.clear()
-        await settled(world)
+        await settled(handle, temporal)
         while not world.executing:
             world.flowing.set()
             await until(lambda: world.executing > 0)
             world.flowing.clear()
-            await settled(world)
+            await settled(handle, temporal)
         await (handle.cancel() if how == "cancel" else handle.terminate("as an operator would"))
         await ended(handle)
         await until(lambda: world.executing == 0 or how == "terminate")
@@ -115,7 +115,7 @@ async def test_terminated_run_leaves_no_server_to_the_attempt_that_follows(
         handle = await start(world, max_steps=1000)
         await until(lambda: 2 in world.checkpoints)
         world.flowing.clear()
-        await settled(world)
+        await settled(handle, temporal)
         await handle.terminate("as an operator would")
         world.flowing.set()
         again = await resume(world, handle.id, 2, max_steps=1000)

@@ -13,6 +13,7 @@ signals. Invariants:
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 from ratchet.activities.contracts import names
@@ -286,6 +287,17 @@ class Generation:
         for part in parts[1:]:
             self.flights.serve(self.flights[part.work.group], part.first, attempt.address)
         return attempt
+
+    def alone(self, part: Part) -> Part:
+        """A part that an activity of several groups did not end, on its engine as it is now, which
+        may have another version since.
+        """
+        engines = {
+            (engine.index, engine.epoch): engine for engine in self.scheduler.control.engines
+        }
+        engine = engines.get((part.engine.index, part.engine.epoch), part.engine)
+        self.flights.move(self.flights[part.work.group], engine)
+        return replace(part, engine=engine)
 
     def has_place(self, attempt: Attempt) -> bool:
         """Whether there is an engine and an env server that the attempt may use."""

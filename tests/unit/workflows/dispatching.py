@@ -205,6 +205,7 @@ class Generation:
             if len(parts) > 1:
                 # Their common activity ends at once, and each goes on alone.
                 self.decides.attempt_together(parts)
+                parts = [self.decides.alone(part) for part in parts]
             for part in parts:
                 self._start(part)
         if decision.retry_s:

@@ -139,6 +139,21 @@ def test_parts_in_one_activity_are_served_from_one_place_and_may_go_on_alone() -
     assert sorted(g.flights.served.values()) == [8, 8]
 
 
+@pytest.mark.parametrize(("epoch", "version"), [(1, 7), (2, 0)])
+def test_what_goes_on_alone_takes_its_engine_as_it_is_now(epoch: int, version: int) -> None:
+    g = evals(1)
+    (first, *_) = g.together(admitted(g.scheduler))
+    g.attempt_together(first)
+    before, load = first[0].engine, dict(g.flights.load)
+    assert (before.index, before.epoch, before.version) == (0, 1, 0)
+    now = replace(before, epoch=epoch, version=7)
+    g.on_control(replace(g.scheduler.control, seq=2, version=7, next_version=7, engines=[now]))
+    parts = [g.alone(part) for part in first]
+    assert {part.engine.version for part in parts} == {version}
+    assert {g.flights[part.work.group].engine.version for part in parts} == {version}
+    assert dict(g.flights.load) == load
+
+
 # -- reports --------------------------------------------------------------------------------
 
 
