@@ -231,30 +231,16 @@ async def test_a_version_rises_once_every_engine_has_it(temporal: Client) -> Non
         world.holds.remove("step 2")
         # By then one engine has version 2, and the other one not.
         await until(lambda: 3 in world.trained)
-        await until(lambda: of(world)[2, 0] == of(world)[2, 1] == 1)
+        await until(lambda: pushed(world)[2, 0] == pushed(world)[2, 1] == 1)
         assert (await handle.query("status"))["policy_version"] == 1
         assert 4 not in world.trained
         world.holds.clear()
         result = await handle.result()
         assert result["status"] == "succeeded" and not any(result["restarts"].values())
         check_exactly_once(world, 6)
-        assert of(world) == {(version, engine): 1 for version in range(7) for engine in (0, 1)}
+        assert pushed(world) == {(version, engine): 1 for version in range(7) for engine in (0, 1)}
 
 
-async def test_one_engine_of_two_that_is_refused_is_restarted_alone(temporal: Client) -> None:
-    async with world_of(temporal) as world:
-        world.refuse_gate_at = {2}
-        handle = await start(world, inference={"engines": 2})
-        result = await handle.result()
-        assert result["status"] == "succeeded" and result["restarts"]["engine"] == 1
-        assert "gate refused v2" in world.events and world.refused
-        check_exactly_once(world, 6)
-        engines = {name: n for name, n in world.epochs.items() if name.startswith("engine")}
-        assert sorted(engines.values()) == [1, 2]
-        (refused,) = (int(name[-1]) for name, epoch in engines.items() if epoch == 2)
-        assert of(world)[2, 1 - refused] == 1 < of(world)[2, refused]
-
-
-def of(world: World) -> Counter[tuple[int, int]]:
+def pushed(world: World) -> Counter[tuple[int, int]]:
     """How often each version was pushed to each engine."""
     return Counter((push.version, push.engine_index) for push in world.pushes)
