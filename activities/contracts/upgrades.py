@@ -8,9 +8,7 @@ from ratchet.configs.versions import Document, Versions, unchanged
 HOST_INPUT = Versions("the input of a host", {0: unchanged})
 
 CHECKPOINT_STATE = Versions("run_state.json", {}, oldest=1, keys=frozenset({"state", "config"}))
-"""`state` is a run's state and `config` a stored config, each with a
-number of its own.
-"""
+"""`state` is a run's state and `config` a stored config, each with a number of its own."""
 
 
 def trainer_from_1_to_2(state: Document) -> Document:

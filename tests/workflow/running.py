@@ -134,11 +134,11 @@ async def settled(handle: WorkflowHandle[Any, Any], client: Client) -> None:
 
 
 async def at_rest(
-    handle: WorkflowHandle[Any, Any], client: Client, *, playing: bool = False, tasks: bool = True
+    handle: WorkflowHandle[Any, Any], client: Client, *, playing: bool = False
 ) -> None:
     """Waits until the server has nothing for the workers of a run, neither a task nor an activity,
     servers that are up left out: nothing goes on before somebody tells it to. Rollouts that have
-    begun may be `playing`; without `tasks` those of workflows may wait, as for another build.
+    begun may be `playing`.
     """
     begun = PendingActivityState.PENDING_ACTIVITY_STATE_STARTED
 
@@ -151,7 +151,7 @@ async def at_rest(
         described = await client.get_workflow_handle(workflow_id).describe()
         raw = described.raw_description
         below = [await pending(child.workflow_id) for child in raw.pending_children]
-        waits = tasks and raw.HasField("pending_workflow_task")
+        waits = raw.HasField("pending_workflow_task")
         return waits + sum(map(counts, raw.pending_activities)) + sum(below)
 
     async with asyncio.timeout(WITHIN_S):

@@ -228,8 +228,8 @@ class World:
             self.state.requests.pause, self.state.lifecycle.status = mode, "pausing"
 
     def request_stop(self) -> None:
-        """Somebody asks for the end of the run, which ends what waits for the next step."""
-        self.state.requests.stop = "asked"
+        """Somebody stops the run: no further batch ships."""
+        self.state.requests.stop = "by the test"
 
     def resume(self) -> None:
         """Somebody asks for the run to go on."""

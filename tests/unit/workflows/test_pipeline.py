@@ -256,8 +256,8 @@ def ship(world: World, rng: Random) -> None:
     world.ship(empty=rng.random() < 0.1 and world.state.train.empty_batches < 2, damaged=damaged)
 
 
-def ask_to_stop(world: World, rng: Random) -> None:
-    """Somebody asks for the end of a run that may end so."""
+def request_stop(world: World, rng: Random) -> None:
+    """Somebody stops a run that may end so."""
     if world.may_stop:
         world.request_stop()
 
@@ -318,7 +318,7 @@ EVENTS: dict[str, tuple[int, Callable[[World, Random], None]]] = {
     "an engine goes or comes": (3, lose),
     "a report arrives again": (2, lambda world, rng: world.repeat(rng.randint(0, 20))),
     "a person acts": (1, ask),
-    "a stop is asked for": (1, ask_to_stop),
+    "a stop is requested": (1, request_stop),
     "a pause begins or ends": (2, pause),
     "the engines bear less": (4, squeeze),
     "time passes": (6, wait),
