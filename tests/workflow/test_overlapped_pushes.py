@@ -241,6 +241,25 @@ async def test_a_version_rises_once_every_engine_has_it(temporal: Client) -> Non
         assert pushed(world) == {(version, engine): 1 for version in range(7) for engine in (0, 1)}
 
 
+async def test_a_refused_engine_is_back_before_the_version_rises(temporal: Client) -> None:
+    async with world_of(temporal) as world:
+        world.holds, world.refuse_gate_at = {"push 2 to 1", "step 2"}, {2}
+        handle = await start(world, inference={"engines": 2}, checkpoint={"interval": 10})
+        await until(lambda: 3 in world.batches)
+        world.holds.remove("step 2")
+        # The other engine verifies nothing yet: it is this one that is refused, restarts and is
+        # given the version again.
+        await until(lambda: pushed(world)[2, 0] == 2)
+        assert "gate refused v2" in world.events
+        seen = await handle.query("status")
+        assert seen["policy_version"] == 1 and seen["restarts"]["engine"] == 1
+        world.holds.clear()
+        result = await handle.result()
+        assert result["status"] == "succeeded" and result["restarts"]["engine"] == 1
+        check_exactly_once(world, 6)
+        assert pushed(world)[2, 1] == 1, "what it has, the other engine is not given again"
+
+
 def pushed(world: World) -> Counter[tuple[int, int]]:
     """How often each version was pushed to each engine."""
     return Counter((push.version, push.engine_index) for push in world.pushes)
