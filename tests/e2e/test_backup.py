@@ -1,9 +1,11 @@
 """A run goes on from a backup that was taken while it ran, as docs/production says.
 
 Temporal's database is copied first and the store after it, so that the store knows of more than
-Temporal does. Then the run goes on, and everything that it did since is lost.
+Temporal does. Then the run goes on, and everything that it did since is lost. A run whose batches
+come out as those of the store goes on by itself; one whose batches do not pauses, and is resumed.
 """
 
+import contextlib
 import shutil
 import sqlite3
 from collections import Counter
@@ -64,7 +66,9 @@ def test_a_run_goes_on_from_a_backup(
         if running:
             copy_database(home, backup / "temporal.db")
             wait_until(where, run_id, lambda run: run["step"] >= 2 + LATER)
-            shutil.copytree(home / "store", backup / "store")
+            # What retention removes meanwhile is reported once all else is copied.
+            with contextlib.suppress(shutil.Error):
+                shutil.copytree(home / "store", backup / "store")
         else:
             Stack(home).down()
             copy_files(home, backup)
@@ -83,8 +87,9 @@ def test_a_run_goes_on_from_a_backup(
         shutil.copytree(backup / "store", home / "store")
         where = make_up(home)
         assert shown(where, run_id)["step"] < min(lost), "Temporal knows of what was lost"
-        if running:
-            run = shown(where, run_id, ("paused",), 200)
+        paused = running and shown(where, run_id, ("paused", *ENDED), 360)["status"] == "paused"
+        if paused:
+            run = shown(where, run_id)
             assert "is older than the store" in str(run), run
             for verb, then in (("cancel", ("cancelled",)), ("resume", ())):
                 url = f"{where.api}/v1/runs/{run_id}/{verb}"
@@ -93,11 +98,11 @@ def test_a_run_goes_on_from_a_backup(
             wait_until(where, run_id, lambda run: run["attempt"] == 2)
         run = shown(where, run_id, ENDED, 360)
         assert run["status"] == "succeeded" and run["step"] == STEPS, run
-        assert run["attempt"] == 1 + running
+        assert run["attempt"] == 1 + paused
         records = get(where, f"/v1/runs/{run_id}/metrics")["data"]
         assert [record["step"] for record in records] == list(range(1, STEPS + 1))
         store, groups = ArtifactStore(f"file://{home}/store"), Counter[str]()
-        attempts = [attempt_id(run_id, number) for number in range(1, 2 + running)]
+        attempts = [attempt_id(run_id, number) for number in range(1, 2 + paused)]
         for step in range(1, STEPS + 1):
             kept_in = [store.committed(keys.batch(attempt, step)) for attempt in attempts]
             (ref,) = list(filter(None, kept_in))[-1:]

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+from temporalio.exceptions import ApplicationError
+
+from ratchet.activities.contracts import names
 from ratchet.activities.rollouts.activities import RolloutActivities
 from ratchet.activities.scoring.subsets import rewards_outside
 from ratchet.activities.storage import keys
@@ -34,6 +38,21 @@ async def test_the_groups_of_a_step_are_kept_also_those_that_do_not_train(tmp_pa
     assert sorted(cut_for(rooms, 1)) == [["train/0"], ["train/0", "train/1"]]
     await _ship_groups(rooms, 1, same, taught)
     assert len(cut_for(rooms, 1)) == 2, "a retry adopts what is stored"
+
+
+async def test_a_batch_of_other_groups_than_the_stored_one_is_refused(tmp_path: Path) -> None:
+    rooms = _world(tmp_path)
+    sample = _sample([1], [UNSURE])
+    first, second = [
+        await _finalize(rooms, group, [_rollout(r, [sample]) for r in (0.0, 1.0)])
+        for group in (0, 1)
+    ]
+    shipped = await _ship_groups(rooms, 1, first)
+    with pytest.raises(ApplicationError, match="older than the store") as refused:
+        await _ship_groups(rooms, 1, first, second)
+    assert refused.value.type == names.CORRUPT and refused.value.non_retryable
+    assert cut_for(rooms, 1) == [["train/0"]], "nothing is kept of the other one"
+    assert await _ship_groups(rooms, 1, first) == shipped
 
 
 async def test_rewards_outside_of_the_usual_are_reported_by_env(tmp_path: Path) -> None:
