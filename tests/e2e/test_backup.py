@@ -87,10 +87,9 @@ def test_a_run_goes_on_from_a_backup(
         shutil.copytree(backup / "store", home / "store")
         where = make_up(home)
         assert shown(where, run_id)["step"] < min(lost), "Temporal knows of what was lost"
-        paused = running and shown(where, run_id, ("paused", *ENDED), 360)["status"] == "paused"
-        if paused:
-            run = shown(where, run_id)
-            assert "is older than the store" in str(run), run
+        run = shown(where, run_id, ("paused", *ENDED), 360)
+        if paused := run["status"] == "paused":
+            assert running and "is older than the store" in str(run), run
             for verb, then in (("cancel", ("cancelled",)), ("resume", ())):
                 url = f"{where.api}/v1/runs/{run_id}/{verb}"
                 assert httpx.post(url, trust_env=False).is_success, verb

@@ -19,6 +19,8 @@ from tests.workflow.world import PUSH_SECONDS, World
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(600)]
 
+TWO_ENGINES = {"inference": {"engines": 2}, "checkpoint": {"interval": 10}}
+
 
 async def ahead(world: World, **overrides: Any) -> WorkflowHandle[Any, Any]:
     """A run whose step 3 was trained while the push of version 2 is held."""
@@ -28,9 +30,9 @@ async def ahead(world: World, **overrides: Any) -> WorkflowHandle[Any, Any]:
     return handle
 
 
-async def pushing(world: World, **overrides: Any) -> WorkflowHandle[Any, Any]:
-    """A run that has batch 3, and whose push of version 2 is held."""
-    world.holds |= {"push 2", "step 2"}
+async def pushing(world: World, held: str = "push 2", **overrides: Any) -> WorkflowHandle[Any, Any]:
+    """A run that has batch 3, and whose push of version 2 is `held`."""
+    world.holds |= {held, "step 2"}
     handle = await start(world, **overrides)
     # Until the push begins: what is sampled under its label may not be trained yet.
     await until(lambda: 3 in world.batches)
@@ -225,10 +227,7 @@ async def test_a_long_run_continues_as_new_between_two_steps(temporal: Client) -
 
 async def test_a_version_rises_once_every_engine_has_it(temporal: Client) -> None:
     async with world_of(temporal) as world:
-        world.holds = {"push 2 to 1", "step 2"}
-        handle = await start(world, inference={"engines": 2}, checkpoint={"interval": 10})
-        await until(lambda: 3 in world.batches)
-        world.holds.remove("step 2")
+        handle = await pushing(world, "push 2 to 1", **TWO_ENGINES)
         # By then one engine has version 2, and the other one not.
         await until(lambda: 3 in world.trained)
         await until(lambda: pushed(world)[2, 0] == pushed(world)[2, 1] == 1)
@@ -243,10 +242,8 @@ async def test_a_version_rises_once_every_engine_has_it(temporal: Client) -> Non
 
 async def test_a_refused_engine_is_back_before_the_version_rises(temporal: Client) -> None:
     async with world_of(temporal) as world:
-        world.holds, world.refuse_gate_at = {"push 2 to 1", "step 2"}, {2}
-        handle = await start(world, inference={"engines": 2}, checkpoint={"interval": 10})
-        await until(lambda: 3 in world.batches)
-        world.holds.remove("step 2")
+        world.refuse_gate_at = {2}
+        handle = await pushing(world, "push 2 to 1", **TWO_ENGINES)
         # The other engine verifies nothing yet: it is this one that is refused, restarts and is
         # given the version again.
         await until(lambda: pushed(world)[2, 0] == 2)
