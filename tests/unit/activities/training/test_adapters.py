@@ -196,6 +196,16 @@ def test_bfloat16_lowers_passes_and_not_the_merge(tmp_path: Path, policy: Path) 
     assert all(torch.equal(exported[name], expected[name]) for name in exported)
 
 
+def test_a_lowered_pass_copies_no_input_to_float32(tmp_path: Path, policy: Path) -> None:
+    trainer = begun(policy, compute_dtype="bfloat16")
+    met = set()
+    for name, module in trainer._model.named_modules():
+        if name.endswith("down_proj.lora_A.default"):
+            module.register_forward_pre_hook(lambda _, args: met.add(args[0].dtype))
+    train(trainer, range(1, 2), tmp_path)
+    assert met == {torch.bfloat16}
+
+
 def test_a_checkpoint_goes_with_its_base_and_its_section(tmp_path: Path, policy: Path) -> None:
     trainer = begun(policy)
     train(trainer, range(1, 2), tmp_path)

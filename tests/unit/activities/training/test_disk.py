@@ -203,6 +203,10 @@ async def test_a_checkpoint_needs_its_space_before_it_is_written_and_none_once_i
         return caught.value
 
     assert (await refused()).type == names.TRAINER_LOST, "there is space"
+    # Weights and two moments, in the store and in the scratch folder.
+    need = 2 * (3 * store.require(keys.weights(RUN, 1)).size + len(save.run_state))
+    monkeypatch.setattr(ArtifactStore, "free_bytes", lambda self: need)
+    assert (await refused()).type == names.TRAINER_LOST, "there is just enough"
     monkeypatch.setattr(ArtifactStore, "free_bytes", lambda self: 1000)
     full = await refused()
     assert full.type == names.NO_SPACE

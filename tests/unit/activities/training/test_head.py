@@ -130,7 +130,9 @@ def test_a_model_that_caps_its_logits_is_not_split() -> None:
     assert head.split(model) is None
 
 
-def test_a_trainer_trains_by_blocks(tmp_path: Path, policy: Path) -> None:
+def test_a_trainer_trains_by_blocks(
+    tmp_path: Path, policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The numbers of a step are those of one that holds all logits."""
     vocab = 40_000
     made(vocab).save_pretrained(tmp_path / "model")
@@ -142,6 +144,7 @@ def test_a_trainer_trains_by_blocks(tmp_path: Path, policy: Path) -> None:
         section = {**CONFIG["trainer"], "micro_batch_tokens": 1_000}
         trainer.load(tmp_path / "model", {**CONFIG, "trainer": section}, checkpoint=False)
         assert trainer._head is not None and trainer._head.block_rows < 500
+        assert "all logits" not in caplog.text
         if whole:
             trainer._head = None
         with Largest() as largest:
@@ -151,3 +154,14 @@ def test_a_trainer_trains_by_blocks(tmp_path: Path, policy: Path) -> None:
     assert fewer <= head.BLOCK_LOGITS["cpu"] < more
     for name in ("loss", "entropy", "mismatch_kl", "grad_norm"):
         assert blocks[name] == pytest.approx(plain[name], rel=1e-5), name
+
+
+def test_a_trainer_of_a_model_that_is_not_split_says_so(
+    tmp_path: Path, policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = Gemma2Config(vocab_size=VOCAB, final_logit_softcapping=0.5, **SMALL, **HEADS)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(policy).save_pretrained(tmp_path)
+    trainer = Trainer()
+    trainer.load(tmp_path, CONFIG, checkpoint=False)
+    assert trainer._head is None and "all logits of a micro-batch" in caplog.text

@@ -56,6 +56,15 @@ def test_it_has_the_dtype_of_its_base(tmp_path: Path, policy: Path, version: Pat
     assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
 
 
+def test_its_arguments_are_base_adapter_and_out(
+    tmp_path: Path, policy: Path, version: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [str(policy), str(version / "adapter"), str(tmp_path / "whole")]
+    monkeypatch.setattr(sys, "argv", ["merging", *places])
+    merging.main()
+    assert (tmp_path / "whole" / "model.safetensors").is_file()
+
+
 @pytest.mark.nightly
 def test_it_is_a_command(tmp_path: Path, policy: Path, version: Path) -> None:
     places = [str(policy), str(version / "adapter"), str(tmp_path / "whole")]

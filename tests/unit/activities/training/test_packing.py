@@ -25,6 +25,7 @@ from ratchet.activities.training.model import load_model
 from ratchet.activities.training.packing import (
     TOKENS,
     Cost,
+    align,
     balanced_partition,
     first_fit_decreasing,
     grid,
@@ -110,9 +111,15 @@ def test_bins_per_worker(rollouts: int, workers: int, each: int) -> None:
 def test_bins_are_split_for_workers_before_dummies_are_made() -> None:
     slots = [slot for own in grid([6, 6, 5, 5, 4, 4], 12, 4) for slot in own]
     assert len(slots) == 4 and not any(slot.dummy for slot in slots)
+    slots = [slot for own in grid([6, 6, 5, 5, 4, 4], 12, 2) for slot in own]
+    assert len(slots) == 4 and not any(slot.dummy for slot in slots), "of three bins one is split"
     lengths = [100, 90, 80, 70]
     loads = [sum(lengths[i] for s in own for i in s.indices) for own in grid(lengths, 100, 2)]
     assert loads == [170, 170]
+
+
+def test_halves_of_a_bin_cost_nearly_the_same() -> None:
+    assert align([[0, 1, 2, 3, 4, 5]], [1, 1, 1, 1, 1, 5], 2) == [[5], [0, 1, 2, 3, 4]]
 
 
 def test_first_fit_decreasing() -> None:

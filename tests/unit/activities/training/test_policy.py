@@ -1,6 +1,7 @@
 """Tokenizer round trip, template layout, warm start."""
 
 import dataclasses
+import itertools
 import string
 from pathlib import Path
 
@@ -45,11 +46,12 @@ def test_one_token_a_character_and_back(text: str) -> None:
 
 def test_specials() -> None:
     specials = ["<|pad|>", "<|im_start|>", "<|im_end|>", "<|unk|>"]
-    assert TOKENIZER.convert_tokens_to_ids(specials) == [0, 1, 2, 3]
-    assert TOKENIZER.eos_token == "<|im_end|>"
-    assert TOKENIZER.encode("é") == [3]
-    assert len(TOKENIZER) == 128
-    shown = TOKENIZER.decode([0, 1, 2, 3, 127, *TOKENIZER.encode("ab")], skip_special_tokens=True)
+    tokenizer = build_tokenizer(256)
+    assert tokenizer.convert_tokens_to_ids(specials) == [0, 1, 2, 3]
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.encode("é") == [3]
+    assert len(tokenizer) == 128
+    shown = tokenizer.decode([0, 1, 2, 3, 127, *tokenizer.encode("ab")], skip_special_tokens=True)
     assert shown == "ab", "reserved ones are special, too"
 
 
@@ -146,6 +148,19 @@ def test_the_learning_rate_rises_over_the_first_steps() -> None:
             sum(float((p.detach() - before[n]).abs().sum()) for n, p in model.named_parameters())
         )
     assert moved[0] == pytest.approx(100 * moved[1], rel=0.1)
+
+
+def test_the_learning_rate_falls_over_the_last_third_of_the_noisy_phase() -> None:
+    recipe = dataclasses.replace(SMALL, batch=2, clean_limit=1, cooldown=0, noisy_steps=30)
+    examples, model = datasets.demonstrations("reverse-text", 8, 0), build_model(recipe, 7)
+    weights = model.lm_head.weight
+    states = list[torch.Tensor]()
+    warm_start(
+        model, TOKENIZER, examples, recipe, 7, lambda *_: states.append(weights.detach().clone())
+    )
+    moved = [float((b - a).abs().sum()) for a, b in itertools.pairwise(states)]
+    assert len(moved) == 30 and moved[29] < moved[24] < moved[20]
+    assert moved[29] < 0.25 * moved[20]
 
 
 def test_the_clean_phase_ends_when_the_policy_is_sure_of_most_it_learnt() -> None:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.storage.keys import ADAPTER_FOLDER
 from ratchet.activities.training import prepare
-from ratchet.activities.training.prepare import descent, make_default
+from ratchet.activities.training.prepare import descent, load_named, make_default
 from ratchet.activities.training.trainer import Trainer
 from tests.unit.activities.training.conftest import SMALL, make_batch
 from tests.unit.activities.training.test_adapters import config as adapting
@@ -29,6 +29,16 @@ def test_a_warm_start_reports_each_tenth_step_and_the_last(
     reported = [json.loads(line)["progress"] for line in capsys.readouterr().out.splitlines()]
     steps = [text.partition(": ")[2].partition(",")[0] for text in reported]
     assert steps == [f"step {step} of at most 22" for step in (10, 20, 22)]
+
+
+def test_a_model_that_cannot_be_loaded_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load_named("mine", str(tmp_path))
+    assert ended.value.code == prepare.PROBLEM
+    problem = json.loads(capsys.readouterr().out)["problem"]
+    assert problem.startswith("model 'mine' cannot be loaded: ")
 
 
 def test_a_folder_descends_from_what_its_card_names(tmp_path: Path) -> None:

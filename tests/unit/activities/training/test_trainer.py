@@ -1,5 +1,6 @@
 """The trainer's refusals, and a policy gradient that points the right way."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def test_a_load_seeds_what_a_model_draws(policy: Path) -> None:
         torch.manual_seed(17)
         Trainer().load(policy, {**CONFIG, "seed": seed}, checkpoint=False)
         assert torch.initial_seed() == seed
+
+
+def test_a_version_is_not_mapped_once_it_is_loaded(policy: Path, tmp_path: Path) -> None:
+    """Retention may delete it, and its space would stay taken."""
+    folder = shutil.copytree(policy, tmp_path / "version")
+    trainer = loaded(folder)
+    assert trainer.step == 0 and str(folder) not in Path("/proc/self/maps").read_text()
 
 
 def test_only_a_process_that_is_to_be_deterministic_is(monkeypatch: pytest.MonkeyPatch) -> None:

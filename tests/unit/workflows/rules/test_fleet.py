@@ -171,6 +171,15 @@ def test_host_waits_for_the_store_until_it_starts_comes_up_or_goes_down(over: Ho
     assert fleet.on_report(over) and held_hosts(fleet.hosts) == {}
 
 
+def test_a_start_keeps_why_the_last_epoch_ended_unless_it_has_a_reason_of_its_own() -> None:
+    fleet = Fleet(hosts_of(config()))
+    fleet.on_report(replace(report(1, "down"), detail="killed by signal 9"))
+    fleet.on_report(report(2, "starting"))
+    assert fleet.host("engine", 0).detail == "killed by signal 9"
+    fleet.on_report(replace(report(2, "starting"), detail="No space left on device"))
+    assert fleet.host("engine", 0).detail == "No space left on device"
+
+
 def test_late_word_of_a_wait_changes_nothing_once_the_server_is_up() -> None:
     fleet = Fleet(hosts_of(config()))
     fleet.on_report(report(2, "up"))

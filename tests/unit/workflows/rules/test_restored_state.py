@@ -204,6 +204,8 @@ def test_a_fork_on_other_data_keeps_the_policy_alone(store: ArtifactStore, tmp_p
         keys.weights("other", STEP),
         keys.checkpoint("other", STEP),
     }
+    (closed,) = after.dispatch.generations
+    assert closed.number == after.dispatch.next_generation - 1 and closed.state == "closed"
     # Named as the source's, they would be taken for its own by the groups that it rolls out.
     for name in ("train/30", "train/40"):
         assert store.committed(keys.group("other", name)) is None
