@@ -78,10 +78,14 @@ async def test_an_env_whose_server_dies_again_and_again_pauses_its_run(temporal:
         # The next attempt may have come up before the pause closed the host.
         assert world.serving == 0
         last = world.epochs["env/0"]
-        world.flowing.set()
         await handle.signal("resume")
+        await until(lambda: world.epochs["env/0"] == last + 1 and world.executing > 0)
+        # The deaths before the pause count no longer.
+        world.kill("env/0")
+        await until(lambda: world.epochs["env/0"] == last + 2)
+        world.flowing.set()
         result = await handle.result()
-        assert result["status"] == "succeeded" and world.epochs["env/0"] == last + 1
+        assert result["status"] == "succeeded" and world.epochs["env/0"] == last + 2
 
 
 async def test_requests_that_wait_for_a_step_are_shown_at_once(temporal: Client) -> None:

@@ -116,6 +116,7 @@ async def test_terminated_run_leaves_no_server_to_the_attempt_that_follows(
         await until(lambda: 2 in world.checkpoints)
         world.flowing.clear()
         await settled(handle, temporal)
+        left = await generations_of(temporal, handle.id)
         await handle.terminate("as an operator would")
         world.flowing.set()
         again = await resume(world, handle.id, 2, max_steps=1000)
@@ -124,6 +125,9 @@ async def test_terminated_run_leaves_no_server_to_the_attempt_that_follows(
         await until(lambda: len(world.trained) + len(world.replayed) > step + 3)
         seen = await memo(again)
         assert seen["attempt"] == 2 and seen["status"] == "running"
+        for generation in left:
+            # Under a time limit of the test's: without a word of the run it would roll out on.
+            await temporal.get_workflow_handle(generation).result()
         await again.signal("stop")
         assert (await again.result())["status"] == "succeeded"
 

@@ -38,6 +38,7 @@ async def test_run_steps_the_policy_version_to_max_steps(temporal: Client) -> No
         assert (result["step"], result["policy_version"]) == (6, 6)
         check_exactly_once(world, 6)
         assert [push.version for push in world.pushes] == list(range(7))
+        assert world.restored == [False]
         assert world.checkpoints == [2, 4, 6]
         assert sorted((e.step, e.num_examples) for e in world.evals) == [(0, 4), (3, 4), (6, 4)]
         assert world.needed[1] == [0], "of the eval that is open, or was the best so far"
@@ -428,6 +429,18 @@ async def test_preflight_problem_ends_a_queued_run_before_anything_starts(tempor
         seen = await memo(handle)
         assert seen["error"]["is_user_error"] and "no such taskset" in seen["error"]["message"]
         assert not world.epochs
+
+
+async def test_a_run_that_is_stopped_while_it_is_checked_waits_for_no_check(
+    temporal: Client,
+) -> None:
+    async with world_of(temporal) as world:
+        world.holds = {"check"}
+        handle = await start(world)
+        await status(handle, "queued")
+        await handle.signal("stop", "enough")
+        result = await handle.result()
+        assert (result["status"], result["step"]) == ("succeeded", 0) and not world.epochs
 
 
 PAYLOADS: list[tuple[str, Payload | None]] = [

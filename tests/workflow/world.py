@@ -224,6 +224,7 @@ class World:
     @activity.defn(name=names.CHECK_ENVS)
     async def check_envs(self, arg: CheckInput) -> CheckResult:
         self._store(names.CHECK_ENVS)
+        await self._let_go("check")
         train = {f"train/{env['name']}": self.train_examples for env in arg.config["train"]["env"]}
         evals = {f"eval/{env['name']}": self.eval_examples for env in arg.config["eval"]["env"]}
         return CheckResult(self.problems, {**train, **evals}, cores=self.cores)
