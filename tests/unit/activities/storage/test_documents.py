@@ -118,7 +118,18 @@ def test_what_later_builds_wrote_is_refused(tmp_path: Path) -> None:
         documents.read(store, fields)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", documents.encode({"a": 1})[:40]])
+def _stream(**metadata: str) -> bytes:
+    """An Arrow stream of no columns."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, pa.schema([], metadata=metadata)):
+        pass
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", documents.encode({"a": 1})[:40], _stream(), _stream(other="{}")]
+)
 def test_other_bytes_are_no_document(data: bytes) -> None:
     with pytest.raises(ValueError):
         documents.decode(data)

@@ -141,6 +141,23 @@ def test_keys_cannot_leave_the_store(store: ArtifactStore) -> None:
             store.put(key, b"")
 
 
+def test_what_is_below_a_key_is_measured(store: ArtifactStore) -> None:
+    assert store.size_of("runs") == 0
+    for name, size in (("a", 10_000), ("b/c", 50_000)):
+        store.put(f"runs/r/{name}", b"x" * size)
+    size = store.size_of("runs")
+    # On a disk whole blocks count, and markers everywhere.
+    assert 60_000 <= size < 100_000
+    assert store.size_of("runs/r/b") < size - 10_000
+
+
+def test_marks_are_made_where_there_are_none_and_stay(store: ArtifactStore) -> None:
+    store.touch(["marks/a", "marks/b", "others/c"])
+    store.touch(["marks/a"])
+    for key in ("marks/a", "marks/b", "others/c"):
+        assert store.fs.isfile(store.path(key)) and store.fs.size(store.path(key)) == 0
+
+
 def test_live_records_are_replaced(store: ArtifactStore) -> None:
     assert store.read_live("runs/r/live/a.json") is None
     for value in range(3):
@@ -180,6 +197,9 @@ def test_batch_of_another_schema_and_misaligned_samples_are_refused() -> None:
         decode_batch(sink.getvalue())
     with pytest.raises(AssertionError, match="advantages"):
         sample(advantages=[0.0])
+    with pytest.raises(ValueError, match="train/0/0 has tokens for the rl loss, but no advant"):
+        sample(advantages=None)
+    assert sample(advantages=None, rl_weights=[0.0] * 3).advantages is None
 
 
 def test_marker_is_readable_json(tmp_path: Path) -> None:

@@ -9,10 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3Model,
+)
 
 from ratchet.activities.inference import fingerprints
-from ratchet.activities.training.model import canary, export, load_model, token_scores
+from ratchet.activities.training.model import canary, export, load_model, token_scores, untie
 from tests.scoring import rescore
 from tests.unit.activities.training.conftest import make_batch
 
@@ -60,6 +66,15 @@ def test_tied_model_is_untied_and_stays_so(tmp_path: Path, policy: Path) -> None
     )
     assert not torch.equal(again.lm_head.weight, again.model.embed_tokens.weight)
     assert canary(again, [[1, 2, 3]]) == before
+
+
+def test_a_model_that_predicts_no_tokens_is_refused() -> None:
+    config = Qwen3Config(
+        vocab_size=128, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, head_dim=8,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="Qwen3Model has no output embedding to untie"):
+        untie(Qwen3Model(config))
 
 
 def test_weights_that_are_no_safetensors_are_not_loaded(tmp_path: Path, policy: Path) -> None:

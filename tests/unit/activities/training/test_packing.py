@@ -267,6 +267,11 @@ def test_a_neighbour_changes_nothing(policy: Path) -> None:
     assert first[1] == again[1] and first[0] != again[0]
 
 
+def test_a_batch_of_nothing_is_not_packed() -> None:
+    with pytest.raises(ValueError, match="without sequences"):
+        grid([], 16, 2)
+
+
 def test_padding_of_a_row_is_a_sequence_of_its_own() -> None:
     sample = make_sample(random.Random(0), length=10)
     batch = pack([0], [sample], 8)

@@ -1,5 +1,6 @@
 """The trainer's refusals, and a policy gradient that points the right way."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from docs.step_metrics import undescribed
 from ratchet.activities.storage.batch import encode_batch
 from ratchet.activities.training import determinism
-from ratchet.activities.training.client import NonFinite
+from ratchet.activities.training.client import NonFinite, StateMismatch
 from ratchet.activities.training.model import load_model
 from ratchet.activities.training.trainer import Trainer
 from tests.scoring import rescore
@@ -46,6 +47,44 @@ def test_only_a_process_that_is_to_be_deterministic_is(monkeypatch: pytest.Monke
     assert asked == []
     Trainer().prepare(deterministic=True)
     assert asked == [True]
+
+
+def test_a_checkpoint_of_another_step_is_refused(tmp_path: Path, policy: Path) -> None:
+    for trainer, at in ((Trainer(), None), (loaded(policy), 0)):
+        with pytest.raises(StateMismatch, match=f"cannot save step 1: the trainer is at step {at}"):
+            trainer.save(1, tmp_path / "state")
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_model_that_cannot_be_packed_is_padded_unless_it_must_be(
+    tmp_path: Path, policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = shutil.copytree(policy, tmp_path / "windows")
+    about = json.loads((folder / "config.json").read_text())
+    about |= {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+    about.pop("layer_types", None)
+    (folder / "config.json").write_text(json.dumps(about))
+
+    def load(packing: bool | None) -> Trainer:
+        section = {**CONFIG["trainer"], "packing": packing}
+        trainer = Trainer()
+        trainer.load(folder, {**CONFIG, "trainer": section}, checkpoint=False)
+        return trainer
+
+    assert not load(False)._packing and "sequences are padded" not in caplog.text
+    assert not load(None)._packing and "sequences are padded" in caplog.text
+    with pytest.raises(ValueError, match=r"packing is true.*set trainer\.packing to false"):
+        load(True)
+
+
+def test_a_checkpoint_of_other_threads_is_loaded_with_a_warning(
+    tmp_path: Path, policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loaded(policy).save(0, tmp_path / "state")
+    section = {**CONFIG["trainer"], "threads": 2}
+    result = Trainer().load(tmp_path / "state", {**CONFIG, "trainer": section}, checkpoint=True)
+    warning = "torch_threads was 1 and is 2: the next steps may differ in their last bits"
+    assert result["warnings"] == [warning] and warning in caplog.text
 
 
 def test_a_batch_that_is_not_finite_changes_nothing(tmp_path: Path, policy: Path) -> None:
