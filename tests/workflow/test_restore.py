@@ -126,7 +126,7 @@ async def test_terminated_run_leaves_no_server_to_the_attempt_that_follows(
         seen = await memo(again)
         assert seen["attempt"] == 2 and seen["status"] == "running"
         for generation in left:
-            # Under a time limit of the test's: without a word of the run it would roll out on.
+            # Nothing else ends it: the run that it belonged to is gone.
             await temporal.get_workflow_handle(generation).result()
         await again.signal("stop")
         assert (await again.result())["status"] == "succeeded"
