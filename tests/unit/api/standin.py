@@ -47,8 +47,10 @@ class TrainingRun:
     @workflow.init
     def __init__(self, arg: RunInput) -> None:
         self.stopping = False
+        envs = arg.config["train"]["env"] or arg.config["eval"]["env"]
         self.memo: dict[str, Any] = {
             "name": arg.config["name"],
+            "envs": [env["name"] for env in envs],
             "created_at": arg.created_at,
             "max_steps": arg.config["max_steps"],
             "model": arg.config["model"]["name"],
