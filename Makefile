@@ -105,7 +105,7 @@ long-others:
 #   PART=soak        45 minutes of faults
 #   PART=examples    every example config
 #   PART=bench       overlap, utilization, learning, load and gate
-#   PART=growth      12,000 steps
+#   PART=growth      20,000 steps
 #   PART=python313   client, API and rollout on Python 3.13
 #   PART=images      images built without a container engine, and a short run on them; as root
 #   PART=mutants     which changes of the code no test notices
@@ -173,7 +173,7 @@ record-histories: setup
 # Measurements of scheduling, run by hand; the last line of each is its result as JSON.
 #   PAIRS=2 SEED=0   for bench-overlap, about 2.5 min a pair
 #   STEPS=2000 PERMITS=256   for bench-utilization, about 20 min
-#   STEPS=12000 SAMPLE=500 OUT=.ratchet/bench-growth.jsonl HOPS=1   for bench-growth
+#   STEPS=20000 SAMPLE=500 OUT=.ratchet/bench-growth.jsonl HOPS=1   for bench-growth
 #   SEEDS="0 1 2" STEPS=40   for bench-learning, about 8 min
 #   SECONDS=60 WATCHERS=200 RATE=100   for bench-load, about 4 min
 #   COUNT=200 MODELS="random smollm2" DTYPES="float32 bfloat16"   for bench-gate, hours with SmolLM2

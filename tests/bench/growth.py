@@ -127,7 +127,7 @@ def growth_of(samples: list[Sample]) -> dict[str, float]:
 
 async def bench() -> tuple[dict[str, Any], bool]:
     """The result and whether every target was met."""
-    steps, every = int(number("STEPS", 12_000)), int(number("SAMPLE", 500))
+    steps, every = int(number("STEPS", 20_000)), int(number("SAMPLE", 500))
     out = Path(os.environ.get("OUT") or ".ratchet/bench-growth.jsonl")
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("")
