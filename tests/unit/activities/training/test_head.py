@@ -123,9 +123,14 @@ def test_no_more_than_one_block_is_held(monkeypatch: pytest.MonkeyPatch) -> None
     assert whole.numbers > 100 * VOCAB
 
 
-def test_a_model_that_caps_its_logits_is_not_split() -> None:
+def capped() -> Any:
+    """A model that caps its logits."""
     config = Gemma2Config(vocab_size=VOCAB, final_logit_softcapping=0.5, **SMALL, **HEADS)
-    model = AutoModelForCausalLM.from_config(config).eval()
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def test_a_model_that_caps_its_logits_is_not_split() -> None:
+    model = capped()
     model.lm_head.weight.data *= 20
     assert head.split(model) is None
 
@@ -159,8 +164,7 @@ def test_a_trainer_trains_by_blocks(
 def test_a_trainer_of_a_model_that_is_not_split_says_so(
     tmp_path: Path, policy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = Gemma2Config(vocab_size=VOCAB, final_logit_softcapping=0.5, **SMALL, **HEADS)
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    capped().save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(policy).save_pretrained(tmp_path)
     trainer = Trainer()
     trainer.load(tmp_path, CONFIG, checkpoint=False)

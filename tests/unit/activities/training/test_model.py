@@ -5,6 +5,7 @@ import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,11 @@ from ratchet.activities.inference import fingerprints
 from ratchet.activities.training.model import canary, export, load_model, token_scores, untie
 from tests.scoring import rescore
 from tests.unit.activities.training.conftest import make_batch
+
+TINY: dict[str, Any] = {
+    "vocab_size": 128, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
 
 
 def test_rescore_matches_each_sample_alone(policy: Path) -> None:
@@ -49,10 +55,7 @@ def test_entropy_of_a_position(policy: Path) -> None:
 
 
 def test_tied_model_is_untied_and_stays_so(tmp_path: Path, policy: Path) -> None:
-    config = Qwen3Config(
-        vocab_size=128, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True,
-    )  # fmt: skip
+    config = Qwen3Config(**TINY, tie_word_embeddings=True)
     Qwen3ForCausalLM(config).save_pretrained(tmp_path / "tied")
     model = load_model(tmp_path / "tied")
     with torch.no_grad():
@@ -69,12 +72,8 @@ def test_tied_model_is_untied_and_stays_so(tmp_path: Path, policy: Path) -> None
 
 
 def test_a_model_that_predicts_no_tokens_is_refused() -> None:
-    config = Qwen3Config(
-        vocab_size=128, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, head_dim=8,
-    )  # fmt: skip
     with pytest.raises(ValueError, match="Qwen3Model has no output embedding to untie"):
-        untie(Qwen3Model(config))
+        untie(Qwen3Model(Qwen3Config(**TINY)))
 
 
 def test_weights_that_are_no_safetensors_are_not_loaded(tmp_path: Path, policy: Path) -> None:

@@ -11,7 +11,10 @@ def evaluation() -> TrainingRun:
     evals = {"env": [{"id": "a"}, {"id": "b"}], "num_examples": 3}
     alone = config(max_steps=0, train={"env": []}, eval=evals)
     assert alone.when_all_fail == "pause"
-    return TrainingRun(RunInput("run", alone.model_dump(mode="json"), examples={"eval/a": 3}))
+    run = TrainingRun(RunInput("run", alone.model_dump(mode="json"), examples={"eval/a": 3}))
+    # Nothing is published outside of a workflow.
+    run._log.publish_request = lambda: None  # type: ignore[method-assign]
+    return run
 
 
 def test_an_evaluation_that_wakes_repeats_no_eval_that_has_a_reward_or_is_open() -> None:
