@@ -111,9 +111,13 @@ class BenchWorld(World):
             memory.clear()
         for counts in (self.rolled_out, self.examples, self.batches, self.metrics):
             counts.clear()
+        for by_step in (self.shipped, self.needed, self.revisions, self.example_of):
+            by_step.clear()
         self.started.clear()
+        self.pinged.clear()
         self.finalized_alone.clear()
         self.checkpoints.clear()
+        self.saved = {run: {max(states): states[max(states)]} for run, states in self.saved.items()}
         self.ledger.marks.clear()
 
 
