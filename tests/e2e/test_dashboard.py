@@ -88,11 +88,11 @@ async def test_zooming_fetches_the_steps_in_full(site: Site) -> None:
         await reader.open("#/runs/long", '="all"')
         # The panels move down once the head of the page is there.
         await reader.page.locator(".facts").wait_for()
-        box = await reader.page.locator("#panel-reward .u-over").bounding_box()
-        y = box["y"] + 60
-        await reader.page.mouse.move(box["x"] + box["width"] * 0.60, y)
+        plot = reader.page.locator("#panel-reward .u-over")
+        width = (await plot.bounding_box())["width"]
+        await plot.hover(position={"x": 0.60 * width, "y": 60})
         await reader.page.mouse.down()
-        await reader.page.mouse.move(box["x"] + box["width"] * 0.64, y, steps=4)
+        await plot.hover(position={"x": 0.64 * width, "y": 60})
         async with reader.page.expect_response(lambda r: "until_step" in r.url) as answered:
             await reader.page.mouse.up()
         rows = (await (await answered.value).json())["data"]
@@ -128,8 +128,7 @@ async def test_a_button_is_not_lost_while_it_is_pressed(site: Site) -> None:
     async with reading(site.browser, site.api) as reader:
         page = reader.page
         await reader.open("#/runs/short", '="all"')
-        box = await page.locator("button[data-verb=pause]").bounding_box()
-        await page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        await page.locator("button[data-verb=pause]").hover()
         waits = page.locator(".waiting")
         before = await waits.text_content()
         await page.mouse.down()
@@ -158,8 +157,7 @@ async def test_a_link_of_the_list_is_not_lost_while_it_is_pressed(site: Site) ->
         await reader.open("#/runs", '="runs"')
         link = page.get_by_role("link", name="short", exact=True)
         row = page.get_by_role("row").filter(has=link)
-        box = await link.bounding_box()
-        await page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        await link.hover()
         before = await row.text_content()
         rows = await page.get_by_role("row").count()
         await page.mouse.down()

@@ -150,10 +150,18 @@ async def served(
 
 
 @asynccontextmanager
-async def listening(app: Any) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the app on a real socket, so that streams come as they are sent."""
+async def listening(app: Any, chores: bool = True) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of the app on a real socket, so that streams come as they are sent; without the
+    `chores` that the app does as time goes by, if they would change what is looked at.
+    """
     server = uvicorn.Server(
-        uvicorn.Config(app, port=0, log_level="error", timeout_graceful_shutdown=1)
+        uvicorn.Config(
+            app,
+            port=0,
+            log_level="error",
+            timeout_graceful_shutdown=1,
+            lifespan="on" if chores else "off",
+        )
     )
     task = asyncio.create_task(server.serve())
     while not server.started:

@@ -13,7 +13,7 @@ from ratchet.activities.contracts.hosting import HostReport
 from ratchet.activities.storage import keys
 from ratchet.activities.storage.series import Series
 from ratchet.api.app import create_app
-from tests.e2e.browsing import browsing, reading
+from tests.e2e.browsing import Reader, browsing, reading
 from tests.unit.api.conftest import Served, connection, eventually, listening
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -80,23 +80,14 @@ async def test_a_dead_trainer_is_no_work(served: Served) -> None:
     starting = HostReport("trainer", 0, 2, "starting", seen_at=seen_at)
     await handle.signal("host_report", starting)
     await handle.signal("host_report", HostReport("trainer", 0, 2, "up"))
-    app = create_app(served.settings, connection(served.env))
-    async with (
-        listening(app) as http,
-        browsing() as browser,
-        reading(browser, str(http.base_url).rstrip("/")) as reader,
-    ):
+    async with timeline(served, run) as reader:
         page = reader.page
-        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
         await page.get_by_role("cell", name="back after").wait_for()
-        box = await page.locator(".timeline canvas").bounding_box()
-        # The lane of the trainer, near the end: within the loss.
-        await page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 172)
-        tip = await page.locator(".timeline .tip").inner_text()
-        assert "No trainer 0 for 3" in tip and "trains for" not in tip, tip
+        # Near the end: within the loss.
+        lost = await tip(page, 0.8, "trainer", "No trainer 0 for 3")
+        assert "trains for" not in lost, lost
         # Between the second sample and the last nobody reported what was in flight.
-        await page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 80)
-        assert "No rollout worker reported" in await page.locator(".timeline .tip").inner_text()
+        await tip(page, 0.8, "flight", "No rollout worker reported")
         colors = await page.evaluate(COLORS)
         assert len({look for _, look in colors}) == len(colors) > 10, colors
         found = await page.evaluate(
@@ -129,27 +120,37 @@ LANES = {"flight": 80, "trainer": 172, "work": 289, "faults": 330}
 
 
 @asynccontextmanager
-async def timeline(served: Served, run: str, told: Any) -> AsyncIterator[tuple[Any, Any]]:
-    """A reader of the timeline of a run's last 100 s, whose events `told` serves, and what the tip
-    at a time and in a lane says.
+async def timeline(served: Served, run: str, told: Any = None) -> AsyncIterator[Reader]:
+    """A reader of a run's timeline, with the events that `told` serves, if any.
+
+    Without the API's chores: one of them warns after a while that a role has no worker, and that
+    event would move what the timeline shows.
     """
+    app = create_app(served.settings, connection(served.env))
     async with (
-        listening(create_app(served.settings, connection(served.env))) as http,
+        listening(app, chores=False) as http,
         browsing() as browser,
         reading(browser, str(http.base_url).rstrip("/")) as reader,
     ):
-        page = reader.page
-        await page.route(lambda url: "order=desc" in url, told)
+        if told:
+            await reader.page.route(lambda url: "order=desc" in url, told)
+        await reader.page.add_init_script(WRITTEN)
         await reader.open(f"#/runs/{run}/timeline", '="timeline"')
-        await page.get_by_role("cell", name="back after").wait_for()
-        box = await page.locator(".timeline canvas").bounding_box()
+        yield reader
 
-        async def tip(at: float, lane: str) -> str:
-            x = box["x"] + (at + 100) / 100 * box["width"]
-            await page.mouse.move(x, box["y"] + LANES[lane])
-            return str(await page.locator(".timeline .tip").inner_text())
 
-        yield reader, tip
+async def tip(page: Any, at: float, lane: str, says: str) -> str:
+    """What the tip says at a share of the shown time and in a lane, once it says `says`. The page's
+    head may come later than the timeline, and moves it.
+    """
+    canvas = page.locator(".timeline canvas")
+
+    async def look() -> str:
+        box = await canvas.bounding_box()
+        await canvas.hover(position={"x": at * box["width"], "y": LANES[lane]}, force=True)
+        return str(await page.locator(".timeline .tip").inner_text())
+
+    return await eventually(look, lambda text: says in text)
 
 
 def stamp(time: float) -> str:
@@ -191,14 +192,18 @@ async def test_the_timeline_agrees_with_the_events_of_a_killed_trainer(served: S
         ]
         await route.fulfill(json={"data": data, "next_after": None})
 
-    async with timeline(served, run, told) as (reader, tip):
-        # Events of work are read after those of servers.
-        await eventually(lambda: tip(-36, "work"), lambda text: loaded in text)
-        lost, loads, trains = [await tip(at, "trainer") for at in (-52, -36, -23)]
-        assert "No trainer 0 for 15 s" in lost and "trains for" not in lost, lost
-        assert loaded in loads and "No trainer" not in loads and "trains for" not in loads, loads
-        assert "No trainer" not in await tip(-36, "faults")
-        assert "Step 2: trains for 12 s" in trains and "loading for 33 s" in trains, trains
+    async with timeline(served, run, told) as reader:
+        page = reader.page
+        # Events of work are read after those of servers. The last 100 s are shown.
+        loads = await tip(page, 0.64, "work", loaded)
+        assert "No trainer" not in loads, loads
+        lost = await tip(page, 0.48, "trainer", "No trainer 0 for 15 s")
+        assert "trains for" not in lost, lost
+        loads = await tip(page, 0.64, "trainer", loaded)
+        assert "No trainer" not in loads and "trains for" not in loads, loads
+        assert "No trainer" not in await tip(page, 0.64, "faults", ":")
+        trains = await tip(page, 0.77, "trainer", "Step 2: trains for 12 s")
+        assert "loading for 33 s" in trains, trains
         assert reader.complaints == []
 
 
@@ -219,9 +224,9 @@ async def test_all_of_a_run_has_the_loss_before_its_first_report(served: Served)
         data = [] if "types=work.done" in route.request.url else [event]
         await route.fulfill(json={"data": data, "next_after": None})
 
-    async with timeline(served, run, told) as (reader, tip):
-        await eventually(lambda: tip(-80, "faults"), lambda text: "No trainer 0 for 40 s" in text)
-        assert "No rollout worker reported" in await tip(-10, "flight")
+    async with timeline(served, run, told) as reader:
+        await tip(reader.page, 0.2, "faults", "No trainer 0 for 40 s")
+        await tip(reader.page, 0.9, "flight", "No rollout worker reported")
         assert reader.complaints == []
 
 
@@ -234,14 +239,8 @@ async def test_permits_are_labelled_where_they_change(served: Served) -> None:
     for at in range(-100, 10, 10):
         permits = 64 if at < -60 else 32
         series.add({"time": now + at, "permits": permits, **gauge}).write(served.store)
-    async with (
-        listening(create_app(served.settings, connection(served.env))) as http,
-        browsing() as browser,
-        reading(browser, str(http.base_url).rstrip("/")) as reader,
-    ):
+    async with timeline(served, run) as reader:
         page = reader.page
-        await page.add_init_script(WRITTEN)
-        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
         await page.get_by_role("cell", name="status: running").first.wait_for()
         await page.evaluate("window.written = []")
         await page.get_by_role("button", name="All", exact=True).click()
@@ -272,12 +271,7 @@ async def test_each_mark_of_an_event_has_one_meaning(served: Served) -> None:
     await handle.signal(HEALTH_REPORT, {"step": 3, "finding": finding})
     await served.http.post(f"/v1/runs/{run}/stop")
     await served.until(run, status="succeeded")
-    async with (
-        listening(create_app(served.settings, connection(served.env))) as http,
-        browsing() as browser,
-        reading(browser, str(http.base_url).rstrip("/")) as reader,
-    ):
-        await reader.open(f"#/runs/{run}/timeline", '="timeline"')
+    async with timeline(served, run) as reader:
         await reader.page.get_by_role("cell", name="the run succeeded").wait_for()
         rows = await reader.page.locator(".events tr").all()
         told = [await row.locator("td").all_text_contents() for row in rows]
