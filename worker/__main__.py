@@ -19,6 +19,7 @@ from ratchet.configs.home import STORES_FILE, private_folder
 from ratchet.worker.client import TemporalUnreachable, connect, register_search_attributes
 from ratchet.worker.health import Pulse, serve_health
 from ratchet.worker.lag import LagRecorder
+from ratchet.worker.memory import limit_arenas
 from ratchet.worker.roles import BUILDERS
 from ratchet.worker.run_logs import RunLogs
 from ratchet.worker.settings import WorkerSettings, own_queue, parse_roles
@@ -86,6 +87,7 @@ async def serve(roles: list[str], settings: WorkerSettings) -> None:
 
 def main() -> int:
     """Entry point; returns the exit status."""
+    limit_arenas()
     hide_rooms()
     reach_own_machine()
     parser = argparse.ArgumentParser(prog="python -m ratchet.worker", description=__doc__)

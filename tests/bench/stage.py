@@ -38,6 +38,7 @@ from ratchet.activities.contracts.training import (
 from ratchet.activities.contracts.wire import WIRE
 from ratchet.configs.load import validate
 from ratchet.worker.compat import Worker
+from ratchet.worker.memory import limit_arenas
 from ratchet.worker.roles import STICKY_TIMEOUT
 from ratchet.worker.sandbox import SANDBOX
 from ratchet.worker.temporal_server import server_command
@@ -246,7 +247,10 @@ def number(name: str, default: float) -> float:
 
 
 def finish(work: Coroutine[Any, Any, tuple[dict[str, Any], bool]]) -> None:
-    """Runs a bench, prints its result as the last line, and ends with 1 if a target was missed."""
+    """Runs a bench in a process that is set up as a worker's is, prints its result as the last
+    line, and ends with 1 if a target was missed.
+    """
+    limit_arenas()
     result, good = asyncio.run(work)
     print(json.dumps(result))
     sys.stdout.flush()
