@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,12 +39,11 @@ libc.fclose(file)
     ],
 )
 def test_threads_of_a_worker_share_arenas(
-    tmp_path: os.PathLike[str], limited: str, environment: dict[str, str], expected: range
+    tmp_path: Path, limited: str, environment: dict[str, str], expected: range
 ) -> None:
-    told = os.path.join(tmp_path, "arenas.xml")
+    told = tmp_path / "arenas.xml"
     kept = {name: value for name, value in os.environ.items() if name != "MALLOC_ARENA_MAX"}
     subprocess.run(
-        [sys.executable, "-c", ALLOCATE, told, limited], env=kept | environment, check=True
+        [sys.executable, "-c", ALLOCATE, str(told), limited], env=kept | environment, check=True
     )
-    with open(told) as file:
-        assert file.read().count("<heap nr=") in expected
+    assert told.read_text().count("<heap nr=") in expected

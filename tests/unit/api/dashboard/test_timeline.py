@@ -121,7 +121,8 @@ LANES = {"flight": 80, "trainer": 172, "work": 289, "faults": 330}
 
 @asynccontextmanager
 async def timeline(served: Served, run: str, told: Any = None) -> AsyncIterator[Reader]:
-    """A reader of a run's timeline, with the events that `told` serves, if any.
+    """A reader of a run's timeline, with the events that `told` serves, if any. What its
+    canvas writes is kept in `window.written`.
 
     Without the API's chores: one of them warns after a while that a role has no worker, and that
     event would move what the timeline shows.
