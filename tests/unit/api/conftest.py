@@ -160,7 +160,7 @@ async def listening(app: Any, chores: bool = True) -> AsyncIterator[httpx.AsyncC
             port=0,
             log_level="error",
             timeout_graceful_shutdown=1,
-            lifespan="on" if chores else "off",
+            lifespan="auto" if chores else "off",
         )
     )
     task = asyncio.create_task(server.serve())
