@@ -84,7 +84,7 @@ def test_ended_runs_are_kept_for_years(trained: Trained) -> None:
     async def retention() -> float:
         client = await Client.connect(where.temporal)
         request = DescribeNamespaceRequest(namespace="default")
-        result = await client.workflow_service.describe_namespace(request)
+        result = await client.workflow_service.describe_namespace(request, retry=True)
         return result.config.workflow_execution_retention_ttl.seconds / 86_400
 
     assert asyncio.run(retention()) == 3650

@@ -463,7 +463,8 @@ async def send(handle: WorkflowHandle[Any, Any], name: str, payload: Payload | N
             workflow_execution={"workflow_id": handle.id},
             signal_name=name,
             input=Payloads(payloads=[payload] if payload is not None else []),
-        )
+        ),
+        retry=True,
     )
 
 

@@ -154,7 +154,8 @@ async def move(client: Client, workflow_id: str, to: Deployment) -> None:
             workflow_execution=WorkflowExecution(workflow_id=workflow_id),
             workflow_execution_options=options,
             update_mask=FieldMask(paths=["versioning_override"]),
-        )
+        ),
+        retry=True,
     )
 
 

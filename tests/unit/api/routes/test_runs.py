@@ -161,7 +161,8 @@ async def test_a_workflow_paused_in_temporal_breaks_neither_get_nor_list(served:
     run = await served.start("held")
     await served.until(run["id"], status="running")
     await served.env.client.workflow_service.pause_workflow_execution(
-        PauseWorkflowExecutionRequest(namespace="default", workflow_id=run["id"], request_id="1")
+        PauseWorkflowExecutionRequest(namespace="default", workflow_id=run["id"], request_id="1"),
+        retry=True,
     )
     held = await served.until(run["id"], status="paused")
     assert "unpaused" in held["waiting_for"]["name"]

@@ -34,7 +34,7 @@ async def forget(served: Served, run_id: str) -> None:
     request = DeleteWorkflowExecutionRequest(
         namespace="default", workflow_execution=WorkflowExecution(workflow_id=run_id)
     )
-    await served.env.client.workflow_service.delete_workflow_execution(request)
+    await served.env.client.workflow_service.delete_workflow_execution(request, retry=True)
     app = create_app(served.settings, connection(served.env))
 
     async def known() -> bool:
