@@ -22,6 +22,9 @@ UNREACHABLE = {
     RPCStatusCode.UNKNOWN,
 }
 
+CUT = {RPCStatusCode.CANCELLED, RPCStatusCode.INTERNAL, RPCStatusCode.UNKNOWN}
+"""What the SDK says of a call whose connection was closed under it."""
+
 
 class Missing(Exception):
     """Temporal knows no such execution, or the execution has ended."""
@@ -119,3 +122,17 @@ class Connection:
         async with self.calling() as client:
             method = getattr(client.workflow_service, name)
             return await method(request, retry=True, timeout=self.timeout)
+
+    async def poll(self, name: str, request: Any, timeout: timedelta) -> Any:
+        """The answer to a request that waits at Temporal for at most `timeout`; raises as `calling`
+        does. Temporal closes every connection after some minutes, and a call on its way is lost:
+        it is made again, once. The SDK's own retries of a poll do not end while Temporal is away.
+        """
+        async with self.calling() as client:
+            method = getattr(client.workflow_service, name)
+            try:
+                return await method(request, timeout=timeout)
+            except RPCError as error:
+                if error.status not in CUT:
+                    raise
+                return await method(request, timeout=timeout)

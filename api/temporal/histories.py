@@ -149,10 +149,9 @@ class Reader:
         while not self.builder.ended and time.monotonic() - self.used < IDLE_S:
             self._request.next_page_token = token
             try:
-                async with self._temporal.calling() as client:
-                    answer = await client.workflow_service.get_workflow_execution_history(
-                        self._request, timeout=POLL
-                    )
+                answer = await self._temporal.poll(
+                    "get_workflow_execution_history", self._request, POLL
+                )
             except Missing:
                 self.failure = unknown_cursor(self.execution)
                 break
