@@ -45,6 +45,7 @@ AT_ONCE = 100
 DAYS = 3
 PAGES = 1000
 QUICK_S = 0.1
+HELD = 6
 # The dev server's own bounds are for a laptop's load, not for a hundred thousand ends at once; and
 # these need not be on the disk.
 UNBOUND = [
@@ -189,11 +190,22 @@ def serving(env: dict[str, str], log: Path) -> Iterator[tuple[str, psutil.Proces
             api.wait(60)
 
 
+def loop_cpu(api: psutil.Process) -> float:
+    """CPU seconds that the main thread, which runs the event loop, has used."""
+    return next(t.user_time + t.system_time for t in api.threads() if t.id == api.pid)
+
+
+def share(times: list[float], part: float) -> float:
+    """The time that the given part of all stays within."""
+    return sorted(times)[int(len(times) * part)]
+
+
 class Stalls:
-    """How long `/healthz` took at most, asked by a thread of its own."""
+    """How long each `/healthz` took, asked by a thread of its own."""
 
     def __init__(self, address: str) -> None:
-        self.worst, self._over = 0.0, threading.Event()
+        self.took: list[float] = []
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._ask, args=(address,))
 
     def __enter__(self) -> "Stalls":
@@ -210,7 +222,7 @@ class Stalls:
             while not self._over.wait(0.02):
                 began = time.perf_counter()
                 assert http.get("/healthz").status_code == 200
-                self.worst = max(self.worst, time.perf_counter() - began)
+                self.took.append(time.perf_counter() - began)
 
 
 async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
@@ -279,26 +291,36 @@ async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
             print(f"walks: slowest {slow} ms, {once >> 20}, {twice >> 20} MiB")
             sizes: dict[str, int] = {}
             took: dict[str, list[float]] = {name: [] for name in reads}
+            held: list[float] = []
             for i in range(PAGES + len(reads)):
                 name = list(reads)[i % len(reads)]
-                began = time.perf_counter()
+                used, began = loop_cpu(api), time.perf_counter()
                 reply = http.get(f"/v1/runs?{reads[name].format(somewhere())}")
                 took[name].append(time.perf_counter() - began)
+                held.append(loop_cpu(api) - used)
                 assert reply.status_code == 200, reply.text
                 sizes[name] = len(reply.json()["data"])
                 if i == PAGES // 2:
                     half = api.memory_info().rss
             full = api.memory_info().rss
-    slowest: dict[str, float] = {}
+    median: dict[str, float] = {}
     for name, times in took.items():
         # The first of all opens connections and catches up with Temporal.
-        ordered = sorted(times[1:])
-        median, worst = ordered[len(ordered) // 2] * 1e3, ordered[-1] * 1e3
-        print(f"{name}: median {median:.0f} ms, worst {worst:.0f} ms")
-        slowest[name] = ordered[-1]
-    print(f"worst /healthz {stalls.worst * 1e3:.0f} ms; {half >> 20} MiB, then {full >> 20} MiB")
-    assert max(slowest.values()) < QUICK_S
+        del times[0]
+        median[name] = share(times, 0.5)
+        print(f"{name}: median {median[name] * 1e3:.0f} ms, worst {max(times) * 1e3:.0f} ms")
+    pages = share([t for times in took.values() for t in times], 0.99)
+    healthz, mean = share(stalls.took, 0.99), sum(held) / len(held)
+    print(f"99 of 100 pages within {pages * 1e3:.0f} ms, and /healthz within {healthz * 1e3:.0f}")
+    print(f"/healthz at worst {max(stalls.took) * 1e3:.0f} ms")
+    print(f"a page's CPU on the event loop: {mean * 1e3:.0f} ms, {max(held) * 1e3:.0f} ms at worst")
+    print(f"{half >> 20} MiB, then {full >> 20} MiB")
+    assert max(median.values()) < QUICK_S and pages < 2 * QUICK_S
+    # Temporal has an index of open runs.
+    assert median["running"] < median["newest"] / 2
+    # A machine that is busy with others lets single pages wait. Garbage collections, each of which
+    # holds the loop for ten pages' worth, show in its CPU time.
+    assert max(held) < HELD * mean and healthz < QUICK_S / 2
     assert sizes["newest"] == sizes["middle"] == sizes["oldest"] == sizes["failed"] == 100
     assert sizes["running"] == sizes["succeeded"] == 0
-    assert stalls.worst < QUICK_S
     assert full < half * 1.02 and twice < once * 1.05
