@@ -311,16 +311,19 @@ async def test_pages_of_100000_runs_of_a_real_temporal(tmp_path: Path) -> None:
         print(f"{name}: median {median[name] * 1e3:.0f} ms, worst {max(times) * 1e3:.0f} ms")
     pages = share([t for times in took.values() for t in times], 0.99)
     healthz, mean = share(stalls.took, 0.99), sum(held) / len(held)
+    # But for the few pages during which Python looks through all objects.
+    most = share(held, 0.995)
     print(f"99 of 100 pages within {pages * 1e3:.0f} ms, and /healthz within {healthz * 1e3:.0f}")
     print(f"/healthz at worst {max(stalls.took) * 1e3:.0f} ms")
-    print(f"a page's CPU on the event loop: {mean * 1e3:.0f} ms, {max(held) * 1e3:.0f} ms at worst")
+    print(f"CPU of a page on the event loop: mean {mean * 1e3:.0f} ms,", end=" ")
+    print(f"99.5 of 100 within {most * 1e3:.0f} ms, all within {max(held) * 1e3:.0f} ms")
     print(f"{half >> 20} MiB, then {full >> 20} MiB")
     assert max(median.values()) < QUICK_S and pages < 2 * QUICK_S
     # Temporal has an index of open runs.
     assert median["running"] < median["newest"] / 2
-    # A machine that is busy with others lets single pages wait. Garbage collections, each of which
-    # holds the loop for ten pages' worth, show in its CPU time.
-    assert max(held) < HELD * mean and healthz < QUICK_S / 2
+    # A machine that is busy with others lets single pages wait. Python's own pace of collecting
+    # garbage, which holds the loop for ten pages' worth at a time, shows in its CPU time.
+    assert most < HELD * mean and healthz < QUICK_S / 2
     assert sizes["newest"] == sizes["middle"] == sizes["oldest"] == sizes["failed"] == 100
     assert sizes["running"] == sizes["succeeded"] == 0
     assert full < half * 1.02 and twice < once * 1.05
