@@ -8,10 +8,11 @@ cd "$(dirname "$0")/../.."
 VENV=${1:-.ratchet/python313}
 PACKAGES=python3.13,python3.13-venv,ca-certificates,curl,git
 if ! "${PYTHON:-python3.13}" -c "" 2>/dev/null; then
-    [ -z "${PYTHON:-}" ] && [ "$(id -u)" = 0 ] && command -v mmdebstrap >/dev/null || {
-        echo "python313: ${PYTHON:-python3.13} does not run; say PYTHON=/path/to/python3.13, or install mmdebstrap and run this as root without PYTHON" >&2
+    [ -z "${PYTHON:-}" ] && [ "$(id -u)" = 0 ] || {
+        echo "python313: ${PYTHON:-python3.13} does not run; say PYTHON=/path/to/python3.13, or run this as root without PYTHON on Debian or Ubuntu" >&2
         exit 1
     }
+    command -v mmdebstrap >/dev/null || { apt-get -qq update && apt-get -qq install -y --no-install-recommends mmdebstrap >/dev/null; }
     TRIXIE=.ratchet/trixie
     if [ ! -e "$TRIXIE" ]; then
         mkdir -p .ratchet
@@ -29,7 +30,7 @@ if ! "${PYTHON:-python3.13}" -c "" 2>/dev/null; then
             if [ -d "$place" ]; then mkdir -p "$inside"; else mkdir -p "${inside%/*}" && touch "$inside"; fi
             mount --rbind "$place" "$inside"
         done
-        export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+        export PATH=/usr/sbin:/usr/bin:/sbin:/bin PYTHON=python3.13
         exec chroot "$1" "$PWD/tests/nightly/python313.sh" "$VENV"
     ' - "$PWD/$TRIXIE" "$PWD" /proc /dev /sys /opt "$HOME/.config/pip" /etc/{pip.conf,xdg/pip,hosts,resolv.conf,ssl/certs} \
         /usr/{,local/}share/ca-certificates
